@@ -63,6 +63,8 @@ hash tag: a whole shard lies in one slot, so that every transition can be one sc
     turns               zset     `<tenant>:<session> <number> <id>` of every open request of a
                                  session, all with the score 0. The first one of its session may
                                  run; a queued one behind it is parked, in no rank set.
+    served              hash     number of a session, below 65,536 -> `<tenant>:<session> <worker>`:
+                                 which worker claimed the last turn of it. Expires after a day.
     g:<group>           hash     state -> number of the group's requests in it.
     gm:<group>          set      the group's requests that have not ended.
     ge:<group>          stream   the ends of the group's requests, in order: id, state.
@@ -111,6 +113,8 @@ Fields of the request record; all times are unix ms of Redis' own clock except `
                         virtual start, and its tokens by the weight of its tenant; only while its
                         class is shared by tokens
     session             the session of which it is a turn; absent without one
+    kept_ms             when another worker first would have claimed this turn, while it is kept for
+                        the worker of the last turn
     turn                the arrival with which it joined its session, in microseconds
     rate                microseconds that its tokens took of its tenant's tokens per minute; absent
                         without such a limit. At the end, a part of `fair` and `rate` is given back
@@ -235,6 +239,10 @@ class Keys:
     @property
     def turn(self) -> str:
         return f"{self.prefix}:turn"
+
+    @property
+    def served(self) -> str:
+        return f"{self.prefix}:served"
 
     @property
     def turns(self) -> str:

@@ -129,6 +129,8 @@ class Working(Shard):
         *,
         fingerprint: str | None = None,
         owners: Sequence[str] | None = None,
+        worker: str = "",
+        affinity_seconds: float = 0.0,
     ) -> list[Claimed | NotClaimed]:
         """Claims requests, one answer per candidate in the same order.
 
@@ -140,10 +142,21 @@ class Working(Shard):
         A call that raised BrokerUnavailable may have claimed requests. To be able to repeat it,
         pass `owners`, one per candidate, see `new_owner`. A second call with the same owners
         returns what the first one has claimed.
+
+        `worker` is noted as the one of each session of which it gets a turn. A turn whose last one
+        another live worker had is KEPT for that one, for `affinity_seconds` from the first claim
+        that is refused so.
         """
         owners = owners or [new_owner() for _ in candidates]
         calls = [
-            claim_call(self.keys, candidate.request_id, owner=owner, fingerprint=fingerprint)
+            claim_call(
+                self.keys,
+                candidate.request_id,
+                owner=owner,
+                fingerprint=fingerprint,
+                worker=worker,
+                affinity_ms=int(affinity_seconds * 1000),
+            )
             for candidate, owner in zip(candidates, owners, strict=True)
         ]
         replies = self._scripts.run_many("claim", calls)

@@ -56,9 +56,18 @@ def cancel_call(keys: Keys, request_id: str) -> Call:
     return Call((*keys.of_producers, *keys.of_scripts(request_id)), (request_id,))
 
 
-def claim_call(keys: Keys, request_id: str, *, owner: str, fingerprint: str | None) -> Call:
+def claim_call(
+    keys: Keys,
+    request_id: str,
+    *,
+    owner: str,
+    fingerprint: str | None,
+    worker: str = "",
+    affinity_ms: int = 0,
+) -> Call:
     """For claim.lua."""
-    return Call(_names(keys, [request_id]), (request_id, owner, fingerprint or ""))
+    names = [*_names(keys, [request_id]), keys.served, keys.workers]
+    return Call(names, (request_id, owner, fingerprint or "", worker, affinity_ms))
 
 
 def balance_call(keys: Keys, *, min_idle_ms: int, most: int) -> Call:

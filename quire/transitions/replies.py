@@ -35,7 +35,8 @@ def claim_answer(request_id: str, owner: str, reply: Sequence[Any]) -> Claimed |
     """Reads the reply of claim.lua. ProtocolError when what was claimed is not ours."""
     if reply[0] != b"claimed":
         reason = NotClaimedReason(reply[0].decode())
-        return NotClaimed(request_id, reason, ended=bool(reply[1]))
+        seconds = int(reply[2]) / 1000 if len(reply) > 2 else 0.0
+        return NotClaimed(request_id, reason, ended=bool(reply[1]), retry_seconds=seconds)
     with reading(f"what was claimed of {request_id}"):
         return _claimed(request_id, owner, reply)
 

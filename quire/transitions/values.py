@@ -112,7 +112,8 @@ class NotClaimedReason(StrEnum):
     request hold what no transition wrote. Usually it has been ended as failed, with a dead letter;
     if that was not possible either, it still waits. REFUSED: the server refused the claim, for
     instance for want of memory; nothing has changed, and it still waits. EARLIER_TURN: it waits for
-    the end of an earlier turn of its session. For any other reason it does not wait any more.
+    the end of an earlier turn of its session. KEPT: it is kept for the worker of the last turn of
+    its session, for `retry_seconds` at most. For any other reason it does not wait any more.
     """
 
     FINISHED = "finished"
@@ -126,6 +127,7 @@ class NotClaimedReason(StrEnum):
     DAMAGED = "damaged"
     REFUSED = "refused"
     EARLIER_TURN = "earlier_turn"
+    KEPT = "kept"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,7 @@ class NotClaimed:
     request_id: str
     reason: NotClaimedReason
     ended: bool = False
+    retry_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

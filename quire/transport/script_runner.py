@@ -36,11 +36,13 @@ ScriptArguments = tuple[int, tuple[Argument, ...]]
 #: The shared parts that are put in front of a transition.
 _PARTS = ("common", "ranking", "fairness", "turns", "request", "running")
 
-#: Transitions with fewer shared parts, because users with access to fewer keys call them.
+#: Transitions with other shared parts. Most have fewer, because users with access to fewer keys
+#: call them.
 _PARTS_OF = {
     "submit": _PARTS[:5],
     "cancel": _PARTS[:5],
     "expire": _PARTS[:5],
+    "claim": (*_PARTS, "affinity"),
     "extend": _PARTS[:1],
     "beat_worker": _PARTS[:1],
     "survey": _PARTS[:1],

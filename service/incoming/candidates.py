@@ -63,9 +63,12 @@ class Candidates:
         first = min(offset, max(0, len(left) - count))
         return left[first : first + count], bool(found) and not left
 
-    def skip(self, request_ids: Sequence[str]) -> None:
-        """Skip requests that cannot be claimed now: they would stay in front of all others."""
-        end = self._clock() + self._skip_seconds
+    def skip(self, request_ids: Sequence[str], *, seconds: float | None = None) -> None:
+        """Skip requests that cannot be claimed now: they would stay in front of all others.
+
+        For `seconds`, by default for `skip_seconds`.
+        """
+        end = self._clock() + (self._skip_seconds if seconds is None else seconds)
         self._skipped |= dict.fromkeys(request_ids, end)
 
     def note(self, num_claimed: int, *, of: int) -> None:

@@ -333,8 +333,14 @@ class Intake:
 
         def claim() -> tuple[int, Sequence[Claimed | NotClaimed]]:
             now_ms = self._broker.now_ms()
-            fingerprint = self._fingerprint
-            return now_ms, self._broker.claim(candidates, fingerprint=fingerprint, owners=owners)
+            answers = self._broker.claim(
+                candidates,
+                fingerprint=self._fingerprint,
+                owners=owners,
+                worker=self._worker,
+                affinity_seconds=self._settings.session_affinity_seconds,
+            )
+            return now_ms, answers
 
         try:
             now_ms, answers = self._until_answered("claim", claim)
@@ -351,14 +357,18 @@ class Intake:
                 self._note_refusal(answer)
             else:
                 claimed.append((candidate, answer))
-        self._candidates.note(len(claimed), of=len(candidates))
+        # A turn that is kept for its worker says nothing about how many workers claim.
+        num_kept = sum(_is_kept(answer) for answer in answers)
+        self._candidates.note(len(claimed), of=len(candidates) - num_kept)
         return now_ms, claimed
 
     def _note_refusal(self, answer: NotClaimed) -> None:
         _log.debug("not claimed", request_id=answer.request_id, reason=str(answer.reason))
         if answer.ended and answer.reason is NotClaimedReason.EXPIRED:
             self._metrics.finished["deadline"].inc()
-        if not answer.ended and answer.reason in STILL_WAITING:
+        if _is_kept(answer):
+            self._candidates.skip([answer.request_id], seconds=answer.retry_seconds)
+        elif not answer.ended and answer.reason in STILL_WAITING:
             self._candidates.skip([answer.request_id])
 
     def _until_answered(self, operation: str, function: Callable[[], _Result]) -> _Result:
@@ -379,3 +389,8 @@ class Intake:
                 if kind_of(error) == "access" or waited >= lease or self._stopping.wait(pause):
                     raise
         raise AssertionError("pauses never end")
+
+
+def _is_kept(answer: Claimed | NotClaimed) -> bool:
+    """Whether it waits for the worker of the last turn of its session."""
+    return isinstance(answer, NotClaimed) and answer.reason is NotClaimedReason.KEPT

@@ -141,6 +141,14 @@ class Settings(EngineSettings):
         default=None,
         gt=0.0,
     )
+    session_affinity_seconds: float = setting(
+        "Leases",
+        "How long a turn of a session is kept for the worker of the last turn, which has its "
+        "prefix, from when this worker could take it. 0: this worker takes every turn at once.",
+        default=1.0,
+        ge=0.0,
+        le=60.0,
+    )
     drain_seconds: float = setting(
         "Leases",
         "After SIGTERM, how long running requests may continue before they are released, with "

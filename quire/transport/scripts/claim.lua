@@ -1,11 +1,13 @@
 -- CLAIM: give a worker the right to run a queued request, or say why not.
 --
 -- KEYS  those of running.lua with one request
--- ARGV  id, owner (fresh, so that a repeated call is recognised), fingerprint or ''
+-- ARGV  id, owner (fresh, so that a repeated call is recognised), fingerprint or '', and what
+--       affinity.lua takes
 -- Returns {'claimed', epoch, body, attempts, submitted, fingerprint before, cancel, log entries,
--- tokens on trial, arrival, moment by which it is ranked} or {reason, 1 when this call ended the request}. A claim consumes a
--- ticket of the request's class, whichever, and a few more if there are too many. It needs none:
--- RESTORE adds those that are missing. A request that cannot be claimed leaves the rank sets.
+-- tokens on trial, arrival, moment by which it is ranked} or {reason, 1 when this call ended the
+-- request, for `kept` the ms left}. A claim consumes a ticket of the request's class, whichever, and
+-- a few more if there are too many. It needs none: RESTORE adds those that are missing. A request
+-- that cannot be claimed leaves the rank sets, unless it is kept or the queue is paused.
 
 local id, owner, fingerprint = ARGV[FIRST], ARGV[FIRST + 1], ARGV[FIRST + 2]
 local keys, now = take_keys(id), now_ms()
@@ -34,7 +36,7 @@ end
 
 local record = fields_of(keys, 'state', 'epoch', 'owner', 'attempts', 'resumes', 'published',
   'cancel', 'deadline_ms', 'submitted_ms', 'claimed_ms', 'fingerprint', 'prefix', 'losses', 'priority',
-  'arrival', 'fair')
+  'arrival', 'fair', 'kept_ms')
 
 local function answer(epoch, attempts)
   return { 'claimed', epoch, redis.call('GET', keys.body), attempts, record.submitted_ms,
@@ -72,13 +74,25 @@ if reason then
   return refuse(state == 'failed' and 'attempts_spent' or state, 1)
 end
 
-if is_parked(id, turn_of(id)) then
+local turn = turn_of(id)
+if is_parked(id, turn) then
   return refuse('earlier_turn', 0)
 end
 
 if redis.call('HEXISTS', CONTROL, 'paused') == 1 then
   -- It was found just before the pause.
   return { 'paused', 0 }
+end
+
+local served, workers = KEYS[next_key], KEYS[next_key + 1]
+local worker, affinity = ARGV[FIRST + 3] or '', tonumber(ARGV[FIRST + 4] or '0')
+local knows_workers = turn and served and worker ~= ''
+if knows_workers then
+  local kept = kept_for(keys, turn, record, served, workers, worker, affinity, now)
+  if kept > 0 then
+    return { 'kept', 0, int(kept) }
+  end
+  set_server(served, turn.session, worker)
 end
 
 local epoch, attempts = int(tonumber(record.epoch) + 1), int(tonumber(record.attempts) + 1)

@@ -72,6 +72,7 @@ local FIELDS = {
   prefix = { matches('^%d+%.%d+$'), false },
   session = { matches('^[%w_.:-]+$'), false },
   turn = { is_moment, false },
+  kept_ms = { is_number, false },
 }
 
 -- The epoch of the newest entry of the log, which what is written next must be above, and whether

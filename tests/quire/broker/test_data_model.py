@@ -35,6 +35,7 @@ SHARED_PARTS = {
     "turns.lua",
     "request.lua",
     "running.lua",
+    "affinity.lua",
 }
 
 TRANSITIONS = sorted(
