@@ -294,7 +294,14 @@ def test_the_document_names_every_transition_with_its_files_and_every_key():
         texts = "\n".join((SCRIPTS / f"{file}.lua").read_text() for file in files)
         assert texts == load_source(transition)
     keys = Keys()
-    others = (keys.workers, keys.served, keys.survey, keys.wake("<reader>"), keys.mark, *keys.all_ingress[4:])
+    others = (
+        keys.workers,
+        keys.served,
+        keys.survey,
+        keys.wake("<reader>"),
+        keys.mark,
+        *keys.all_ingress[4:],
+    )
     for key in (*keys.of_workers, *keys.of_scripts("<group>~x"), *others):
         name = key.removeprefix(keys.prefix).replace("<group>~x", "<id>")
         name = re.sub(r"(in|rank|fair):\d", r"\1:<priority>", name)
