@@ -36,6 +36,8 @@ NUM_TOKENS = 10
 NUM_CHOICES = 3
 #: The longest chat needs 25 blocks of 16 tokens; with so few blocks requests are preempted.
 SCARCE_BLOCKS = 40
+#: The chats with several answers need up to 5 blocks each.
+SCARCE_BLOCKS_OF_CHOICES = 18
 
 
 class Subject:
@@ -239,7 +241,7 @@ def test_choices_are_the_same_when_preempted(subject, sampled, mode):
     found = generate(
         subject.runner,
         list(choices(subject, seed=5)),
-        num_blocks=SCARCE_BLOCKS,
+        num_blocks=SCARCE_BLOCKS_OF_CHOICES,
         preemption_mode=mode,
         enable_prefix_caching=False,
     )
