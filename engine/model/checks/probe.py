@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from engine.errors import ModelRefused
 from engine.model.attention.dense import additive, attend, visible
@@ -88,26 +88,15 @@ def probe(model: PreTrainedModel, *, max_model_len: int) -> TransformersModel:
         )
     recorder = _Recorder(max_model_len)
     tokens = _prompts(model)[0][None]
-    try:
-        with torch.inference_mode(), _attention(model, PROBE_NAME), attention_handler(recorder):
-            logits = model(
-                input_ids=tokens,
-                position_ids=torch.arange(tokens.shape[1], device=model.device)[None],
-                use_cache=False,
-                return_dict=True,
-            ).logits
-    except ModelRefused:
-        raise
-    except Exception as error:
-        if is_device_failure(error):
-            raise
-        # There may be no kernel for this type and these sizes, or not enough memory; or the fields
-        # of the config contradict each other.
-        raise ModelRefused(
-            f"{type(model).__name__} cannot be computed in {model.dtype} on {model.device}: "
-            f"{cause_of(error)}"
-        ) from error
+    with _computing(model), _attention(model, PROBE_NAME), attention_handler(recorder):
+        logits = model(
+            input_ids=tokens,
+            position_ids=torch.arange(tokens.shape[1], device=model.device)[None],
+            use_cache=False,
+            return_dict=True,
+        ).logits
     _check_layer_count(model, recorder.layers)
+    _check_cached_windows(model, recorder.layers, max_model_len)
     served = TransformersModel(
         model,
         recorder.layers,
@@ -279,11 +268,29 @@ def _check_layer_count(model: PreTrainedModel, layers: Sequence[AttentionLayer])
         )
 
 
+def _check_cached_windows(
+    model: PreTrainedModel, layers: Sequence[AttentionLayer], max_model_len: int
+) -> None:
+    """Refuse a model whose cache drops keys that its mask shows: its tokens depend on the cache."""
+    with _computing(model):
+        kept = DynamicCache(config=model.config).layers
+    for layer, cached in zip(layers, kept, strict=False):
+        window = getattr(cached, "sliding_window", None)
+        if window is not None and window < min(
+            layer.sliding_window or max_model_len, max_model_len
+        ):
+            raise ModelRefused(
+                f"{type(layer.module).__name__} sees all earlier tokens, but the cache of "
+                f"transformers keeps only the last {window} (sliding_window in config.json); set "
+                f"max_position_embeddings to at most {window} to serve it"
+            )
+
+
 def _check_against_own_attention(model: PreTrainedModel, served: TransformersModel) -> None:
     """Compare the serving path with the model's eager attention on each prompt alone."""
     prompts = _prompts(model)
     expected = []
-    with torch.inference_mode(), _attention(model, "eager"):
+    with _computing(model), _attention(model, "eager"):
         for prompt in prompts:
             positions = torch.arange(len(prompt), device=model.device)[None]
             output = model(
@@ -322,6 +329,25 @@ def _num_embeddings(model: PreTrainedModel) -> int:
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, torch.Tensor)
     return len(weight)
+
+
+@contextmanager
+def _computing(model: PreTrainedModel) -> Iterator[None]:
+    """Computes without gradients; what the model cannot compute is a reason to refuse it."""
+    try:
+        with torch.inference_mode():
+            yield
+    except ModelRefused:
+        raise
+    except Exception as error:
+        if is_device_failure(error):
+            raise
+        # There may be no kernel for this type and these sizes, or not enough memory; or the fields
+        # of the config contradict each other.
+        raise ModelRefused(
+            f"{type(model).__name__} cannot be computed in {model.dtype} on {model.device}: "
+            f"{cause_of(error)}"
+        ) from error
 
 
 @contextmanager

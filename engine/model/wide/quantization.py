@@ -49,6 +49,8 @@ PARTS = re.compile(
     r"|(?:weight|input|output)_zero_point|(?:input|output|activation|k|v)_scale"
     r"|input_global_scale|codebooks|scales|qscales?|W_q|q_scale|scale_inv)$"
 )
+#: Parameters that models have without quantization, but whose names look like its scales.
+NO_PARTS = re.compile(r"\.altup\.correct_output_scale$")
 ADVICE = "use the checkpoint whose weights are not quantized (float32, float16 or bfloat16)"
 #: Advice for methods whose checkpoints usually have no other form.
 ADVICE_OF = {
@@ -102,7 +104,7 @@ def is_own_buffer(name: str, shape: Sequence[int]) -> bool:
 def _check(tensor: StoredTensor) -> None:
     if is_own_buffer(tensor.name, tensor.shape):
         return
-    if PARTS.search(tensor.name):
+    if PARTS.search(tensor.name) and not NO_PARTS.search(tensor.name):
         raise _refused(f"{tensor.file} has {tensor.name}, which belongs to quantized weights")
     if tensor.dtype not in FLOATS:
         raise _refused(

@@ -1,5 +1,6 @@
 """Whatever is wrong with a config, the model is refused, with what transformers says about it."""
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -58,4 +59,13 @@ def test_fields_that_contradict_each_other_are_noticed_by_the_probe(tmp_path):
     folder = save_model(FAMILIES["qwen3, window in some layers"], tmp_path)
     loaded = load_model(spoil(folder, {"sliding_window": None}))
     with pytest.raises(ModelRefused, match=r"cannot be computed in .*: Could not find a `sliding"):
+        probe(loaded.model, max_model_len=loaded.max_model_len)
+
+
+def test_what_only_the_attention_of_the_model_itself_cannot_compute_is_refused(tmp_path):
+    """Our attention shares keys between heads; in this family each head has its own."""
+    config = copy.deepcopy(CONFIGS["deepseek"])
+    config.num_key_value_heads = config.num_attention_heads // 2
+    loaded = load_model(save_model(config, tmp_path))
+    with pytest.raises(ModelRefused, match=r"cannot be computed in .*: The size of tensor a"):
         probe(loaded.model, max_model_len=loaded.max_model_len)

@@ -90,6 +90,10 @@ NEVER_SERVED = {
         ),
         "tokens see something other than all earlier tokens",
     ),
+    "a window that only the cache of transformers has": (
+        transformers.MoshiConfig(**SMALL, head_dim=8, ffn_dim=32, sliding_window=16),
+        "keeps only the last 16 .*set max_position_embeddings to at most 16",
+    ),
     "chunked attention": (
         transformers.Llama4TextConfig(
             **SMALL,
