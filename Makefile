@@ -40,7 +40,7 @@ INSTALL := $(BIN)/python -m pip install --quiet
 VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check release-check sbom docs pre-commit lint types imports format requests bench bench-peers bench-neighbours profile bench-protocol bench-gateway bench-scheduling bench-scheduler soak soak-service fetch-model modelcheck sim fuzz chaos up down clean check-native test-gpu bench-gpu
+.PHONY: help env demo test check release-check sbom docs pre-commit lint types imports format requests bench bench-peers bench-neighbours profile bench-protocol bench-gateway bench-scheduling bench-scheduler soak soak-service fetch-model golden-models modelcheck sim fuzz chaos up down clean check-native test-gpu bench-gpu
 
 help: ## print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -132,6 +132,9 @@ bench-gpu: $(if $(GPU_PYTHON),,$(VENV)/demo.installed) ## steps against the devi
 
 fetch-model: $(VENV)/demo.installed ## fetch a real model as a GGUF file, checked, into the cache, where tests find it (MODEL=smollm2, gemma3)
 	$(BIN)/python -m models.fetch $(MODEL)
+
+golden-models: $(VENV)/dev.installed ## compare every causal architecture of transformers with our engine (GOLDEN_JSON=file, JOBS=n)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.golden_models $(if $(GOLDEN_JSON),--json $(GOLDEN_JSON)) --jobs $(or $(JOBS),1) $(ARGS)
 
 modelcheck: $(VENV)/dev.installed ## explore every state of the protocol's model, and its controls
 	$(BIN)/python -m tests.simulation.modelcheck

@@ -1,0 +1,78 @@
+"""The table of models is complete and is that of the stored results; a wrong model is noticed."""
+
+import pytest
+import torch
+import transformers
+
+from engine.model.decoder.decoder_config import FAMILIES
+from tests.golden_models import page
+from tests.golden_models.compare import STATES, Found, compare
+from tests.golden_models.configs import class_name, small_config, types
+from tests.golden_models.page import PAGE, read_json, render
+
+VERSION, RESULTS = read_json()
+STATE_OF = {found.kind: found.state for found in RESULTS}
+
+
+def test_the_page_is_that_of_the_stored_results():
+    assert PAGE.read_text() == render(VERSION, RESULTS)
+
+
+def test_every_causal_type_of_transformers_is_in_the_table():
+    assert transformers.__version__ == VERSION
+    assert [found.kind for found in RESULTS] == types()
+    assert all(found.model_class == class_name(found.kind) for found in RESULTS)
+
+
+def test_no_model_is_wrong_and_what_is_not_served_has_a_reason():
+    assert set(STATE_OF.values()) <= set(STATES) - {"wrong"}
+    assert set(page.MEANINGS) == set(STATES)
+    for found in RESULTS:
+        assert bool(found.reason) == (found.state not in ("fast", "wide")), found
+
+
+def test_the_families_of_the_fast_path_are_fast():
+    families = set(FAMILIES) & set(types())
+    assert len(families) > 10
+    assert {kind for kind in families if STATE_OF[kind] != "fast"} == set()
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma3n_text", "mamba"])
+def test_a_model_is_found_as_the_table_says(kind):
+    assert compare(kind).state == STATE_OF[kind]
+
+
+def damage(runner) -> None:
+    """Swap two rows of the vocabulary in what the model reads."""
+    weights = [tensor for tensor in _matrices(runner) if tensor.shape[0] == 211]
+    assert weights
+    for tensor in weights:
+        tensor[[3, 4]] = tensor[[4, 3]]
+
+
+def _matrices(runner):
+    return [parameter for parameter in runner.model.model.parameters() if parameter.dim() == 2]
+
+
+def test_a_model_that_computes_something_else_is_wrong():
+    found = compare("gpt2", change=damage)
+    assert found.state == "wrong"
+    assert found.reason.startswith("the wide path differs alone")
+
+
+def test_the_page_shows_every_row_once_and_no_markup_of_a_reason():
+    rows = [
+        Found("llama", "LlamaForCausalLM", "fast"),
+        Found("mamba", "MambaForCausalLM", "refused", "a | b and <c> and d_e"),
+    ]
+    text = render("1.2", rows)
+    assert "| `llama` | `LlamaForCausalLM` | fast |" in text
+    assert r"| `mamba` | `MambaForCausalLM` | refused | a \| b and \<c\> and d\_e |" in text
+    assert f"| fast | {page.MEANINGS['fast']} | 1 |" in text
+
+
+def test_small_models_have_windows_that_are_shorter_than_the_prompts():
+    config = small_config("gemma3_text")
+    assert config.sliding_window == 13
+    assert set(config.layer_types) == {"sliding_attention", "full_attention"}
+    assert torch.get_default_dtype() == torch.float32
