@@ -21,6 +21,9 @@ local RATE_WINDOW_US = 60000000
 -- grows by 2 with each number of such replacements, so that 24 hours of waiting have about 1,300.
 local FIRST_GAP_US, GAPS_OF_A_SIZE = 1000, 64
 
+-- The most tenants that one call forgets, twice: a limit on its time. The others are lifted, too.
+local MAX_FORGOTTEN = 500
+
 -- Virtual start -> the moment, and tenant -> where its next request starts, in one set per class.
 -- The scores of moments are negative, so that neither are among the others.
 local function shares_of(priority)
@@ -63,7 +66,10 @@ local function clock_now(priority, key, now)
     return { time = start, lifted = start - 1, newest = start, since = start }
   end
   -- A tenant whose next start is over would be lifted, and a moment before the last one is unused.
-  redis.call('ZREMRANGEBYSCORE', key, '(0', int(clock.time))
+  local over = redis.call('ZRANGEBYSCORE', key, '(0', int(clock.time), 'LIMIT', 0, MAX_FORGOTTEN)
+  if #over > 0 then
+    redis.call('ZREM', key, unpack(over))
+  end
   local shift = shift_at(key, clock.time)
   if shift then
     local score = int(tonumber(redis.call('ZSCORE', key, shift)))

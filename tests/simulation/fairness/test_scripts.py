@@ -172,7 +172,7 @@ def is_found_out(connection, **doctored):
         ("submit", "math.max(clock.time, clock.lifted + 1)", "clock.time"),
         ("submit", "int(start + length), 'finish:'", "int(start), 'finish:'"),
         ("submit", "tokens / math.max(1, weight)", "tokens"),
-        ("submit", "redis.call('ZREMRANGEBYSCORE', key, '(0', int(clock.time))", ""),
+        ("submit", "redis.call('ZREM', key, unpack(over))", ""),
         ("submit", "redis.call('DEL', key)\n    local start", "local start"),
         ("submit", "tonumber(last or '-1') + 1", "0"),
         ("claim", "pass_time(record.priority, record.fair)", ""),
@@ -180,7 +180,7 @@ def is_found_out(connection, **doctored):
         ("cancel", "  return_unused(keys, id)\n", ""),
         ("cancel", "if is_free and last", "if false and last"),
         ("reap", "    give_back_share(record.priority, now.tenant, record.fair, 1, false)\n", ""),
-        ("release", "  if is_kept then", "  if false then"),
+        ("release", "is_kept and rank or rank_anew", "rank_anew"),
     ],
 )
 def test_a_doctored_script_is_found_out(real_connection, script, text, doctored):
