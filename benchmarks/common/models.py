@@ -6,13 +6,18 @@ SMALL  134.5 M parameters, the shape of SmolLM2-135M: hidden 576, 30 layers, 9 h
 Other architectures, in `ARCHITECTURES`:
 
 GEMMA3     268 M parameters, the shape of Gemma-3-270M: a head of 262 k tokens
-GEMMA2     270 M parameters: caps, heads of 256, a head of 64 k tokens
+GEMMA2     168 M parameters: caps, heads of 256, a head of 64 k tokens
 MIXTRAL    197 M parameters: 8 experts, of which a token uses 2
 QWEN3-MOE  240 M parameters: 64 experts, of which a token uses 8
 
 With the usual standard deviation of random weights, a model with a tied embedding repeats its last
 token for ever, whatever its layers compute. Then no check of its tokens could fail. So the weights
 of projections have a larger deviation than the embedding, and all arithmetic affects the tokens.
+
+The experts of a layer share most of their weights. Rounding in bfloat16 decides which of two
+experts with nearly equal scores computes a token. With independent random experts, that would
+decide all following tokens: transformers in bfloat16 then agrees with itself in float32 in a
+quarter of the tokens.
 """
 
 from pathlib import Path
@@ -21,6 +26,8 @@ from typing import Any
 #: Standard deviation of the weights of projections, and of the embedding.
 PROJECTION_SPREAD = 0.05
 EMBEDDING_SPREAD = 0.02
+#: Shares of the common and of the own weights of an expert; their squares add up to one.
+COMMON_SHARE, OWN_SHARE = 0.96, 0.28
 BUILD_FOLDER = (
     Path(__file__).resolve().parents[2] / "build" / "models" / f"spread-{PROJECTION_SPREAD}"
 )
@@ -63,7 +70,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "hidden_size": 768,
             "intermediate_size": 4096,
-            "num_hidden_layers": 18,
+            "num_hidden_layers": 10,
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
             "head_dim": 256,
@@ -139,6 +146,10 @@ def _write_weights(name: str, folder: Path) -> None:
     model = transformers.AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         model.get_input_embeddings().weight.mul_(EMBEDDING_SPREAD / PROJECTION_SPREAD)
+        for name, parameter in model.named_parameters():
+            if ".experts." in name:
+                common = COMMON_SHARE * torch.randn(parameter.shape[1:]) * PROJECTION_SPREAD
+                parameter.mul_(OWN_SHARE).add_(common)
     model.to(torch.bfloat16).save_pretrained(folder)
 
 
