@@ -53,6 +53,8 @@ hash tag: a whole shard lies in one slot, so that every transition can be one sc
                                  `max_per_tenant`, `max_of:<tenant>`, `paused` with a reason, and
                                  `drain:<worker>` with the time of the drain command. Workers
                                  announce their policy here: `policy`, `aging_ms`, `size_scale`.
+                                 `request_timeout_ms`: deadline of requests without one, from when
+                                 they may be claimed.
                                  Also what operators set for tenants: the limits `max_rate` and
                                  `max_rate_of:<tenant>` in tokens per minute, `fairness` (`tokens`)
                                  and `weight:<tenant>`.

@@ -12,6 +12,7 @@ from quire.broker.shard import Shard
 from quire.errors import InvalidRequest, UnknownRequest
 from quire.keys import GROUP
 from quire.transitions.calls import requeue_call
+from quire.transitions.defaults import FIELDS, QueueDefaults, default_fields, defaults_of
 from quire.transitions.fairness import Fairness
 from quire.transitions.replies import (
     backlog_of,
@@ -125,6 +126,21 @@ class Operating(Shard):
     def limits(self) -> QueueLimits:
         """The limits of this shard."""
         return limits_of(self._read(command("hgetall", self.keys.control)))
+
+    def set_defaults(self, defaults: QueueDefaults) -> None:
+        """Replaces what this shard sets for requests that are submitted from now on."""
+        key, wanted = self.keys.control, default_fields(defaults)
+
+        def replace(pipeline: Any) -> None:
+            pipeline.hdel(key, *FIELDS.values())
+            for name, value in wanted.items():
+                pipeline.hset(key, name, value)
+
+        self._change(replace)
+
+    def defaults(self) -> QueueDefaults:
+        """What this shard sets for requests that do not say it themselves."""
+        return defaults_of(self._read(command("hgetall", self.keys.control)))
 
     def set_fairness(self, fairness: Fairness) -> None:
         """Replaces how the tenants of this shard share it, for requests from now on.

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from quire.broker.broker import Broker
-from quire.cli.console import Console, add_server, brokers_of
+from quire.cli.console import Console, add_server, brokers_of, not_negative
 from quire.cli.exit_codes import EXIT_OK
+from quire.errors import InvalidRequest
 from quire.transitions.fairness import MAX_WEIGHT, Fairness
 from quire.wire.protocol import is_tenant_name
 
@@ -45,6 +46,8 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--weight", type=_weight_of, action="append", default=[], metavar="TENANT=N", help=help_
     )
+    help_ = "deadline of requests without one, from when they may be claimed; 0 for none"
+    parser.add_argument("--request-timeout", type=not_negative, metavar="SECONDS", help=help_)
     add_server(parser)
     parser.epilog = (
         "Without a flag it shows the limits. 0 removes a limit; a limit without its flag stays. "
@@ -73,6 +76,7 @@ def run_limits(arguments: argparse.Namespace, console: Console) -> int:
         if limits != before:
             broker.set_limits(limits)
         _share(broker, arguments)
+        _set_defaults(broker, arguments)
     _show(brokers, console)
     return EXIT_OK
 
@@ -87,6 +91,18 @@ def _share(broker: Broker, arguments: argparse.Namespace) -> None:
         broker.set_fairness(fairness)
 
 
+def _set_defaults(broker: Broker, arguments: argparse.Namespace) -> None:
+    given = {"request_timeout_seconds": arguments.request_timeout}
+    before = broker.defaults()
+    plain = {name: value or None for name, value in given.items() if value is not None}
+    try:
+        defaults = replace(before, **plain)
+    except ValueError as error:
+        raise InvalidRequest("defaults", str(error)) from None
+    if defaults != before:
+        broker.set_defaults(defaults)
+
+
 def _merged(
     before: Mapping[str, int], changes: Sequence[tuple[str, int | None]]
 ) -> Mapping[str, int]:
@@ -96,21 +112,27 @@ def _merged(
 
 def _show(brokers: Sequence[Broker], console: Console) -> None:
     found = [
-        (broker.keys.shard, broker.limits(), broker.fairness(), broker.backlog())
+        (
+            broker.keys.shard,
+            broker.limits(),
+            broker.fairness(),
+            broker.backlog(),
+            broker.defaults(),
+        )
         for broker in brokers
     ]
     if console.is_json:
-        for shard, limits, fairness, backlog in found:
-            console.data(
-                {"shard": shard, "limits": limits, "fairness": fairness, "backlog": backlog}
-            )
+        names = ("shard", "limits", "fairness", "backlog", "defaults")
+        for row in found:
+            console.data(dict(zip(names, row, strict=True)))
         return
     header = ("shard", "requests", "tokens", "waiting_tokens", "per_tenant", "per_minute",
-              "fairness")  # fmt: skip
+              "fairness", "timeout_s")  # fmt: skip
     rows = [
         (shard, _text(limits.requests), _text(limits.tokens), backlog.tokens,
-         _text(limits.per_tenant), _text(limits.rate), "tokens" if fairness.by_tokens else NONE)
-        for shard, limits, fairness, backlog in found
+         _text(limits.per_tenant), _text(limits.rate), "tokens" if fairness.by_tokens else NONE,
+         _seconds(defaults.request_timeout_seconds))
+        for shard, limits, fairness, backlog, defaults in found
     ]  # fmt: skip
     console.table(header, rows)
     console.data(None, "")
@@ -118,10 +140,14 @@ def _show(brokers: Sequence[Broker], console: Console) -> None:
         (shard, tenant, _text(limits.tenants.get(tenant, limits.per_tenant) or None),
          _text(limits.rates.get(tenant, limits.rate) or None), fairness.weights.get(tenant, 1),
          backlog.tenants.get(tenant, 0))
-        for shard, limits, fairness, backlog in found
+        for shard, limits, fairness, backlog, _ in found
         for tenant in sorted({*limits.tenants, *limits.rates, *fairness.weights, *backlog.tenants})
     ]  # fmt: skip
     console.table(("shard", "tenant", "limit", "per_minute", "weight", "open"), tenants)
+
+
+def _seconds(seconds: float | None) -> str:
+    return NONE if seconds is None else f"{seconds:g}"
 
 
 def _text(limit: int | None) -> str:

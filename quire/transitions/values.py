@@ -87,6 +87,7 @@ class Claimed:
     its last workers died of; 0 for one that is no suspect. `arrival_us`: when it was queued, in
     microseconds of Redis' clock; no two requests of a shard have the same. `ranked_us`: the moment
     by which it is ranked in place of its arrival while tenants share its class; see fairness.lua.
+    `deadline_ms`: the one in the record, which is that of the request or a default of the queue.
     """
 
     claim: Claim
@@ -99,6 +100,7 @@ class Claimed:
     trial_tokens: int = 0
     arrival_us: int = 0
     ranked_us: int = 0
+    deadline_ms: int | None = None
 
     @property
     def num_published(self) -> int:

@@ -133,6 +133,9 @@ class Reception:
             reason = "unsupported_version" if unknown else "undecodable"
             self._bury(claimed.claim, error, reason=reason)
             return None
+        if request is not None and claimed.deadline_ms is not None:
+            # The queue may have set one.
+            request = request.model_copy(update={"deadline_ms": claimed.deadline_ms})
         received = self._clock()
         origin = origin_of(
             claimed,

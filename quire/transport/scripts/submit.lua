@@ -98,6 +98,11 @@ end
 
 local now = math.floor(now_us / 1000)
 local start = math.max(now, not_before)
+if deadline == 0 then
+  -- The request has none of its own. It begins with the time at which it may be claimed.
+  local timeout = tonumber(redis.call('HGET', CONTROL, 'request_timeout_ms') or '0') or 0
+  deadline = timeout > 0 and start + timeout or 0
+end
 local wait = MAX_QUEUE_MS
 if deadline > 0 then
   wait = math.max(0, math.min(wait, deadline - start))

@@ -5,11 +5,14 @@ import json
 import pytest
 
 from quire.errors import QueueFull
+from quire.transitions.defaults import QueueDefaults
 from quire.transitions.fairness import Fairness
 from quire.transitions.values import QueueLimits
 from tests.quire.builders import make_request
 
 pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(60)]
+
+HEADER = ["shard", "requests", "tokens", "waiting_tokens", "per_tenant", "per_minute", "fairness"]
 
 
 def test_limits_are_set_kept_and_taken_away_one_by_one(quire, real_broker):
@@ -32,8 +35,8 @@ def test_what_is_used_stands_beside_what_may_be(quire, real_broker):
     code, out, _ = quire("limits")
     assert code == 0
     assert [line.split() for line in out.splitlines()] == [
-        ["shard", "requests", "tokens", "waiting_tokens", "per_tenant", "per_minute", "fairness"],
-        ["0", "-", "-", "10", "2", "-", "-"],
+        [*HEADER, "timeout_s"],
+        ["0", "-", "-", "10", "2", "-", "-", "-"],
         [],
         ["shard", "tenant", "limit", "per_minute", "weight", "open"],
         ["0", "free", "2", "-", "1", "1"],
@@ -47,6 +50,7 @@ def test_what_is_used_stands_beside_what_may_be(quire, real_broker):
         },
         "fairness": {"by_tokens": False, "weights": {}},
         "backlog": {"tokens": 10, "tenants": {"free": 1}},
+        "defaults": {"request_timeout_seconds": None},
     }  # fmt: skip
 
 
@@ -87,8 +91,8 @@ def test_tenants_get_weights_and_rates_and_share_by_tokens(quire, real_broker):
     assert real_broker.fairness() == Fairness(by_tokens=True, weights={"gold": 3, "free": 1})
     assert real_broker.limits() == QueueLimits(rate=6000, rates={"gold": 0})
     assert [line.split() for line in out.splitlines()] == [
-        ["shard", "requests", "tokens", "waiting_tokens", "per_tenant", "per_minute", "fairness"],
-        ["0", "-", "-", "0", "-", "6000", "tokens"],
+        [*HEADER, "timeout_s"],
+        ["0", "-", "-", "0", "-", "6000", "tokens", "-"],
         [],
         ["shard", "tenant", "limit", "per_minute", "weight", "open"],
         ["0", "free", "-", "6000", "1", "0"],
@@ -97,3 +101,17 @@ def test_tenants_get_weights_and_rates_and_share_by_tokens(quire, real_broker):
     quire("limits", "--fairness", "none", "--weight", "gold=", "--weight", "free=")
     quire("limits", "--tokens-per-minute", "0", "--tokens-per-minute-of", "gold=")
     assert (real_broker.limits(), real_broker.fairness()) == (QueueLimits(), Fairness())
+
+
+def test_a_default_timeout_is_set_shown_and_removed(quire, real_broker):
+    code, out, _ = quire("limits", "--request-timeout", "90.5")
+    assert code == 0
+    assert [line.split()[-1] for line in out.splitlines()[:2]] == ["timeout_s", "90.5"]
+    assert real_broker.defaults() == QueueDefaults(request_timeout_seconds=90.5)
+    # Limits and the default stay when the other changes.
+    quire("limits", "--requests", "7")
+    assert real_broker.defaults() == QueueDefaults(request_timeout_seconds=90.5)
+    quire("limits", "--request-timeout", "0")
+    assert (real_broker.defaults(), real_broker.limits().requests) == (QueueDefaults(), 7)
+    code, _, err = quire("limits", "--request-timeout", "0.0001")
+    assert code != 0 and "request_timeout_seconds" in err

@@ -1,0 +1,80 @@
+"""What a queue sets for requests that do not say it themselves."""
+
+import pytest
+
+from quire.transitions.defaults import QueueDefaults
+from quire.transitions.values import QueueLimits
+from quire.wire.output import State
+from tests.quire.builders import claim_next, make_item, make_request, pass_moment, read_all
+
+
+def test_a_request_without_a_deadline_gets_that_of_the_queue(broker):
+    broker.set_defaults(QueueDefaults(request_timeout_seconds=90))
+    before_ms = broker.now_ms()
+    broker.submit(make_request(id="a"))
+    deadline_ms = broker.status("a").deadline_ms
+    assert before_ms + 90_000 <= deadline_ms <= broker.now_ms() + 90_000
+    # The worker learns it with the claim: the message has none.
+    assert claim_next(broker).deadline_ms == deadline_ms
+
+
+@pytest.mark.parametrize("seconds", [30, 300])
+def test_the_deadline_of_the_request_wins_whether_it_is_earlier_or_later(broker, seconds):
+    broker.set_defaults(QueueDefaults(request_timeout_seconds=90))
+    own = broker.now_ms() + 1000 * seconds
+    broker.submit(make_request(id="a", deadline_ms=own))
+    assert claim_next(broker).deadline_ms == own == broker.status("a").deadline_ms
+
+
+def test_without_a_default_a_request_has_no_deadline(broker):
+    broker.set_defaults(QueueDefaults(request_timeout_seconds=90))
+    broker.set_defaults(QueueDefaults())
+    broker.submit(make_request(id="a"))
+    assert broker.status("a").deadline_ms is None
+    assert claim_next(broker).deadline_ms is None
+
+
+def test_the_time_of_a_request_for_later_begins_when_it_may_be_claimed(broker):
+    broker.set_defaults(QueueDefaults(request_timeout_seconds=90))
+    later = broker.now_ms() + 600_000
+    broker.submit(make_request(id="a", not_before_ms=later))
+    assert broker.status("a").deadline_ms == later + 90_000
+
+
+def test_a_request_that_waits_longer_than_the_default_expires(broker):
+    broker.set_defaults(QueueDefaults(request_timeout_seconds=0.01))
+    broker.submit(make_request(id="a"))
+    pass_moment(broker, broker.status("a").deadline_ms)
+    assert [(one.request_id, one.state) for one in broker.expire()] == [("a", State.EXPIRED)]
+    _, completion = read_all(broker, "a")
+    assert completion.error.code == "deadline_exceeded"
+
+
+def test_a_running_request_past_the_default_ends_when_its_worker_is_lost(broker, clockwork):
+    broker.set_defaults(QueueDefaults(request_timeout_seconds=0.2))
+    broker.submit(make_request(id="a"))
+    claimed = claim_next(broker)
+    broker.commit([make_item(claimed.claim, 0, 1)])
+    pass_moment(broker, claimed.deadline_ms)
+    clockwork.expire_lease("a")
+    assert [(one.request_id, one.state) for one in broker.reap()] == [("a", State.EXPIRED)]
+
+
+def test_the_defaults_and_the_limits_are_set_apart(broker):
+    defaults, limits = QueueDefaults(request_timeout_seconds=1.5), QueueLimits(requests=7)
+    broker.set_defaults(defaults)
+    broker.set_limits(limits)
+    assert (broker.defaults(), broker.limits()) == (defaults, limits)
+
+
+def test_a_default_that_no_program_wrote_counts_as_none(broker, connection):
+    connection.hset(broker.keys.control, "request_timeout_ms", "soon")
+    assert broker.defaults() == QueueDefaults()
+    broker.submit(make_request(id="a"))
+    assert broker.status("a").deadline_ms is None
+
+
+@pytest.mark.parametrize("seconds", [0, -1, 1e12, float("nan")])
+def test_a_default_is_a_time_that_a_request_may_name(seconds):
+    with pytest.raises(ValueError, match="request_timeout_seconds"):
+        QueueDefaults(request_timeout_seconds=seconds)
