@@ -17,15 +17,16 @@ local RATE = KEYS[20]
 -- The tokens of this time may be used at once: as many as a tenant's rate gives in a minute.
 local RATE_WINDOW_US = 60000000
 
--- A moment replaces the one that follows from the requests before it if it is so much later. This
--- grows by 2 with each number of such replacements, so that 24 hours of waiting have about 1,300.
+-- A moment is stored if it is so much later than the stored ones give. This gap doubles with every
+-- 64 stored moments, so that 24 hours of waiting store about 1,300.
 local FIRST_GAP_US, GAPS_OF_A_SIZE = 1000, 64
 
--- The most tenants that one call forgets, twice: a limit on its time. The others are lifted, too.
+-- The most entries of tenants that one call removes: a limit on its time. An entry that stays does
+-- no harm, because its tenant is lifted as well.
 local MAX_FORGOTTEN = 500
 
 -- Virtual start -> the moment, and tenant -> where its next request starts, in one set per class.
--- The scores of moments are negative, so that neither are among the others.
+-- The scores of moments are negative, so that a range of scores has only one of the two kinds.
 local function shares_of(priority)
   return KEYS[16 + tonumber(priority)]
 end
