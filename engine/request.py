@@ -112,6 +112,8 @@ class Request:
         output_token_ids: tokens already published by an earlier claim; empty for a new request.
         deadline: reading of the engine's clock after which the generation is given up; None for
         never.
+        due: reading of the engine's clock at which its target latency is over; it ranks the request
+        and never ends it. None for none.
         cache_salt: requests share prefix-cache blocks only with requests of the same salt, and of
         the same adapter.
         adapter: name of the LoRA adapter; None for the model alone.
@@ -126,6 +128,7 @@ class Request:
     priority: Priority = Priority.NORMAL
     output_token_ids: list[int] = field(default_factory=list)
     deadline: float | None = None
+    due: float | None = None
     cache_salt: str = ""
     adapter: str | None = None
     text: TextStream | None = None

@@ -53,8 +53,8 @@ hash tag: a whole shard lies in one slot, so that every transition can be one sc
                                  `max_per_tenant`, `max_of:<tenant>`, `paused` with a reason, and
                                  `drain:<worker>` with the time of the drain command. Workers
                                  announce their policy here: `policy`, `aging_ms`, `size_scale`.
-                                 `request_timeout_ms`: deadline of requests without one, from when
-                                 they may be claimed.
+                                 `request_timeout_ms` and `target_latency_ms`: deadline and target
+                                 of requests without one, from when they may be claimed.
                                  Also what operators set for tenants: the limits `max_rate` and
                                  `max_rate_of:<tenant>` in tokens per minute, `fairness` (`tokens`)
                                  and `weight:<tenant>`.
@@ -115,6 +115,7 @@ Fields of the request record; all times are unix ms of Redis' own clock except `
                         virtual start, and its tokens by the weight of its tenant; only while its
                         class is shared by tokens
     session             the session of which it is a turn; absent without one
+    due_ms              when its target latency is over; absent without one
     kept_ms             when another worker first would have claimed this turn, while it is kept for
                         the worker of the last turn
     turn                the arrival with which it joined its session, in microseconds

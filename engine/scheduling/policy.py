@@ -35,10 +35,15 @@ def priority_with_aging(request: Request, config: EngineConfig) -> float:
 
 
 def adaptive(request: Request, config: EngineConfig) -> float:
-    """Shortest job or nearest deadline, whichever stands better, and then the priority class."""
+    """Shortest job or nearest time that presses, and then the priority class.
+
+    That time is the deadline, or when the target latency is over: then elapsed time over target is
+    1. Among equal jobs the one that reaches this first stands best.
+    """
     standing = shortest_job_first(request, config)
-    if request.deadline is not None:
-        standing = min(standing, request.deadline - request.arrival_time - config.aging_seconds)
+    pressing = [time for time in (request.deadline, request.due) if time is not None]
+    if pressing:
+        standing = min(standing, min(pressing) - request.arrival_time - config.aging_seconds)
     return standing - config.aging_seconds * request.priority
 
 

@@ -84,6 +84,13 @@ THROUGHPUT_ROW = Row(
             is_stacked=True,
         ),
         Panel(
+            title="Target latency",
+            description="Requests with a target latency that ended per second: within it, or not.",
+            unit="reqps",
+            targets=[Target(rate("quire_requests_targeted_total", "latency"), "{{latency}}")],
+            is_stacked=True,
+        ),
+        Panel(
             title="Steps",
             description="Engine steps per second, by phase.",
             unit="ops",

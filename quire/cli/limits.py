@@ -48,6 +48,8 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
     )
     help_ = "deadline of requests without one, from when they may be claimed; 0 for none"
     parser.add_argument("--request-timeout", type=not_negative, metavar="SECONDS", help=help_)
+    help_ = "target latency of requests without one, from when they may be claimed; 0 for none"
+    parser.add_argument("--target-latency", type=not_negative, metavar="SECONDS", help=help_)
     add_server(parser)
     parser.epilog = (
         "Without a flag it shows the limits. 0 removes a limit; a limit without its flag stays. "
@@ -92,7 +94,10 @@ def _share(broker: Broker, arguments: argparse.Namespace) -> None:
 
 
 def _set_defaults(broker: Broker, arguments: argparse.Namespace) -> None:
-    given = {"request_timeout_seconds": arguments.request_timeout}
+    given = {
+        "request_timeout_seconds": arguments.request_timeout,
+        "target_latency_seconds": arguments.target_latency,
+    }
     before = broker.defaults()
     plain = {name: value or None for name, value in given.items() if value is not None}
     try:
@@ -127,11 +132,11 @@ def _show(brokers: Sequence[Broker], console: Console) -> None:
             console.data(dict(zip(names, row, strict=True)))
         return
     header = ("shard", "requests", "tokens", "waiting_tokens", "per_tenant", "per_minute",
-              "fairness", "timeout_s")  # fmt: skip
+              "fairness", "timeout_s", "target_s")  # fmt: skip
     rows = [
         (shard, _text(limits.requests), _text(limits.tokens), backlog.tokens,
          _text(limits.per_tenant), _text(limits.rate), "tokens" if fairness.by_tokens else NONE,
-         _seconds(defaults.request_timeout_seconds))
+         _seconds(defaults.request_timeout_seconds), _seconds(defaults.target_latency_seconds))
         for shard, limits, fairness, backlog, defaults in found
     ]  # fmt: skip
     console.table(header, rows)

@@ -67,6 +67,8 @@ def add_submit(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--deadline", type=float, metavar="SECONDS", help="end it after this time, done or not"
     )
+    target = "how long it should take: ranks it under the policy adaptive, and never ends it"
+    parser.add_argument("--target-latency", type=float, metavar="SECONDS", help=target)
     parser.add_argument("--delay", type=float, metavar="SECONDS", help="queue it after this time")
     parser.add_argument("--model", help="a worker with another model rejects the request")
     parser.add_argument("--adapter", metavar="NAME", help="adapter of the model to use")
@@ -200,6 +202,7 @@ def _request_of(arguments: argparse.Namespace, prompt: str) -> RequestArguments:
         "sampling": sampling,
         "priority": arguments.priority,
         "deadline": arguments.deadline,
+        "target_latency_seconds": arguments.target_latency,
         "delay_seconds": arguments.delay,
         "model": arguments.model,
         "adapter": arguments.adapter,

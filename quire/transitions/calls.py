@@ -47,6 +47,7 @@ def submit_call(keys: Keys, message: Message, *, holder: str | None = None) -> C
             message.digest,
             most_tokens_of_answer(request),
             request.session_id or "",
+            request.target_latency_ms or 0,
         ),
     )
 

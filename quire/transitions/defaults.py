@@ -8,18 +8,23 @@ from dataclasses import dataclass
 from quire.wire.arguments import MAX_AHEAD_SECONDS
 
 #: The field of `control` for each default; in milliseconds.
-FIELDS = {"request_timeout_seconds": "request_timeout_ms"}
+FIELDS = {
+    "request_timeout_seconds": "request_timeout_ms",
+    "target_latency_seconds": "target_latency_ms",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class QueueDefaults:
-    """What one shard sets for a request without a deadline of its own; None is no default.
+    """What one shard sets for requests that do not say it themselves; None is no default.
 
-    `request_timeout_seconds`: its deadline, from the time at which it may be claimed. ValueError
-    for a time that is not positive, or longer than a request may name.
+    `request_timeout_seconds`: the deadline of a request. `target_latency_seconds`: how long it
+    should take. Both count from the time at which it may be claimed. ValueError for a time that is
+    not positive, or longer than a request may name.
     """
 
     request_timeout_seconds: float | None = None
+    target_latency_seconds: float | None = None
 
     def __post_init__(self) -> None:
         for name in FIELDS:

@@ -88,6 +88,7 @@ class Claimed:
     microseconds of Redis' clock; no two requests of a shard have the same. `ranked_us`: the moment
     by which it is ranked in place of its arrival while tenants share its class; see fairness.lua.
     `deadline_ms`: the one in the record, which is that of the request or a default of the queue.
+    `due_ms`: when its target latency is over, or None without one.
     """
 
     claim: Claim
@@ -101,6 +102,7 @@ class Claimed:
     arrival_us: int = 0
     ranked_us: int = 0
     deadline_ms: int | None = None
+    due_ms: int | None = None
 
     @property
     def num_published(self) -> int:

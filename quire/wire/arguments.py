@@ -32,6 +32,8 @@ class RequestOptions(TypedDict, total=False):
     priority: str | int | Priority
     #: Seconds from now.
     deadline: float | None
+    #: How long it should take. It ranks the request under `adaptive`, and never ends it.
+    target_latency_seconds: float | None
     #: The request is not queued before this many seconds from now.
     delay_seconds: float | None
     #: The request is not queued before this time, which has a time zone.
@@ -173,6 +175,9 @@ def _times(arguments: RequestArguments, *, now_ms: int | None) -> dict[str, int]
     times: dict[str, int] = {}
     if (deadline := arguments.get("deadline")) is not None:
         times["deadline_ms"] = _after(now_ms, "deadline", deadline)
+    if (target := arguments.get("target_latency_seconds")) is not None:
+        must_be_ahead("target_latency_seconds", target)
+        times["target_latency_ms"] = max(1, int(target * 1000))
     if (delay := arguments.get("delay_seconds")) is not None:
         times["not_before_ms"] = _after(now_ms, "delay_seconds", delay)
     if (moment := arguments.get("not_before")) is not None:

@@ -120,6 +120,8 @@ class GenerationRequest(BaseModel):
         ]
         | None
     ) = None
+    #: How long it should take from when it may be claimed. It only ranks the request.
+    target_latency_ms: Annotated[int, Strict(), Field(gt=0, lt=1 << 53)] | None = None
     headers: dict[str, str] = Field(default_factory=dict)
     metadata: dict[str, Any] = Field(default_factory=dict)
     created_ms: Annotated[int, Strict(), Field(ge=0)] = Field(

@@ -44,12 +44,15 @@ class Queue:
         if options.deadline_seconds is not None:
             now_ms = await self._client.now_ms()
             deadline_ms = now_ms + max(1, int(1000 * options.deadline_seconds))
+        seconds = options.target_latency_seconds
+        target_ms = None if seconds is None else max(1, int(1000 * seconds))
         members = await call.members(
             tenant=caller.tenant or DEFAULT_TENANT,
             priority=priority,
             deadline_ms=deadline_ms,
             headers=dict(options.headers),
             session_id=options.session_id,
+            target_latency_ms=target_ms,
         )
         if options.key is None:
             # If submitting fails, the caller does not know the ids of the requests that were

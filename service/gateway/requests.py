@@ -6,6 +6,7 @@ OpenAI's clients send as `default_headers` or `extra_headers`:
     Idempotency-Key     a repeated call with the same key is the same request, on every gateway
     X-Quire-Priority    low, normal, high or critical; at most what the API key allows
     X-Quire-Deadline    seconds from now
+    X-Quire-Target-Latency  how long the call should take, in seconds
     X-Quire-Session     the session of which the call is a turn
     traceparent         the caller's trace, for the log lines of the worker
 """
@@ -27,6 +28,7 @@ from service.settings.logs import TRACE_HEADER, trace_ids
 IDEMPOTENCY_KEY = "Idempotency-Key"
 PRIORITY = "X-Quire-Priority"
 DEADLINE = "X-Quire-Deadline"
+TARGET_LATENCY = "X-Quire-Target-Latency"
 SESSION = "X-Quire-Session"
 
 #: The longest idempotency key, in characters.
@@ -46,6 +48,7 @@ class QueueOptions:
     deadline_seconds: float | None
     headers: Mapping[str, str]
     session_id: str | None = None
+    target_latency_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +68,11 @@ def queue_options_of(request: Request) -> QueueOptions:
     return QueueOptions(
         key=key,
         priority=_priority(request.headers.get(PRIORITY)),
-        deadline_seconds=_seconds(request.headers.get(DEADLINE)),
+        deadline_seconds=_seconds(DEADLINE, request.headers.get(DEADLINE)),
         # The W3C standard says to ignore an invalid trace.
         headers=trace if trace_ids(trace) else {},
         session_id=_session(request.headers.get(SESSION)),
+        target_latency_seconds=_seconds(TARGET_LATENCY, request.headers.get(TARGET_LATENCY)),
     )
 
 
@@ -137,7 +141,7 @@ def _session(text: str | None) -> str | None:
     return text
 
 
-def _seconds(text: str | None) -> float | None:
+def _seconds(header: str, text: str | None) -> float | None:
     if text is None:
         return None
     try:
@@ -146,6 +150,6 @@ def _seconds(text: str | None) -> float | None:
         seconds = 0.0
     if not 0 < seconds <= MAX_AHEAD_SECONDS:
         raise InvalidRequest(
-            DEADLINE, f"must be a positive number of seconds up to {MAX_AHEAD_SECONDS}"
+            header, f"must be a positive number of seconds up to {MAX_AHEAD_SECONDS}"
         )
     return seconds

@@ -60,6 +60,7 @@ def engine_request(
         priority=origin.priority,
         output_token_ids=list(delivery.token_ids),
         deadline=_deadline_of(request, origin, settings=settings, now_ms=now_ms),
+        due=origin.due,
         cache_salt=request.tenant,
         adapter=adapter.name if adapter is not None else None,
         text=served.tokenizer.text_stream(sampling, prompt=prompt_ids),

@@ -36,6 +36,7 @@ class Metrics:
         bind = self._bind
         self.received = bind("quire_requests_received_total")
         self.finished = bind("quire_requests_finished_total")
+        self.targeted = bind("quire_requests_targeted_total")
         self.resumed = bind("quire_requests_resumed_total")
         self.stream_wait_seconds = bind("quire_request_stream_wait_seconds")
         self.queue_seconds = bind("quire_request_queue_seconds")

@@ -46,6 +46,13 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
         ),
         Family(
             "counter",
+            "quire_requests_targeted_total",
+            {**MODEL, "latency": ("met", "missed")},
+            "Requests with a target latency that this worker completed within it (met), or after "
+            "it, or that failed or passed their deadline here (missed). Without cancelled ones.",
+        ),
+        Family(
+            "counter",
             "quire_requests_resumed_total",
             {**MODEL, "fingerprint": ("same", "changed")},
             "Requests taken over with published tokens. changed: another engine generated them.",

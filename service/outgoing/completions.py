@@ -57,6 +57,8 @@ class Origin:
     received: float = 0.0
     #: Its arrival in the queue on the same clock; no two requests of a shard have the same.
     arrived: float = 0.0
+    #: When its target latency is over, on the same clock; None without one.
+    due: float | None = None
     #: Seconds from the submit to the claim.
     waited_seconds: float = 0.0
     num_resumed_tokens: int = 0
@@ -187,3 +189,14 @@ def _failed(origin: Origin, reason: FinishReason, error: ErrorInfo) -> Completio
         error=error,
         model=origin.model_name,
     )
+
+
+def latency_of(completion: Completion, *, due: float | None, now: float) -> str | None:
+    """Whether a request met its target latency, which is over at `due`; None if it has none.
+
+    Both times are readings of the worker's clock. A caller's mistake or cancel says nothing.
+    """
+    is_callers = completion.finish_reason in (FinishReason.CANCELLED, FinishReason.REJECTED)
+    if due is None or is_callers:
+        return None
+    return "met" if completion.state is State.COMPLETED and now <= due else "missed"

@@ -21,6 +21,7 @@ from quire.transitions.values import BackOff, CommitItem, CommitReply, CommitSta
 from quire.wire.protocol import ErrorInfo, Execution
 from service.observe.metrics import Metrics
 from service.observe.vitals import Vitals
+from service.outgoing.completions import latency_of
 from service.outgoing.contact import UNAVAILABLE, Contact, pauses
 from service.outgoing.delivery import Delivery
 from service.outgoing.outbox import Outbox
@@ -258,6 +259,8 @@ class Publisher:
         assert completion is not None
         seconds = self._clock() - origin.received
         metrics.finished[completion.finish_reason].inc()
+        if (latency := latency_of(completion, due=origin.due, now=self._clock())) is not None:
+            metrics.targeted[latency].inc()
         metrics.e2e_seconds[origin.priority_name].observe(origin.waited_seconds + seconds)
         facts: dict[str, object] = {}
         if delivery.request is not None and completion.usage.prompt_tokens:

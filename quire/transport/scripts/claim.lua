@@ -4,7 +4,8 @@
 -- ARGV  id, owner (fresh, so that a repeated call is recognised), fingerprint or '', and what
 --       affinity.lua takes
 -- Returns {'claimed', epoch, body, attempts, submitted, fingerprint before, cancel, log entries,
--- tokens on trial, arrival, moment by which it is ranked, deadline or 0} or {reason, 1 when this call ended the
+-- tokens on trial, arrival, moment by which it is ranked, deadline or 0, end
+-- of the target latency or 0} or {reason, 1 when this call ended the
 -- request, for `kept` the ms left}. A claim consumes a ticket of the request's class, whichever, and
 -- a few more if there are too many. It needs none: RESTORE adds those that are missing. A request
 -- that cannot be claimed leaves the rank sets, unless it is kept or the queue is paused.
@@ -36,14 +37,15 @@ end
 
 local record = fields_of(keys, 'state', 'epoch', 'owner', 'attempts', 'resumes', 'published',
   'cancel', 'deadline_ms', 'submitted_ms', 'claimed_ms', 'fingerprint', 'prefix', 'losses', 'priority',
-  'arrival', 'fair', 'kept_ms')
+  'arrival', 'fair', 'kept_ms', 'due_ms')
 
 local function answer(epoch, attempts)
   return { 'claimed', epoch, redis.call('GET', keys.body), attempts, record.submitted_ms,
     record.fingerprint or '', record.cancel == '1' and 1 or 0,
     redis.call('XRANGE', keys.output, '-', '+'),
     trial_of(tonumber(attempts), tonumber(record.losses or '0')), arrival_of(record),
-    moment_of_record(record), record.deadline_ms }
+    moment_of_record(record), record.deadline_ms,
+    record.due_ms or '0' }
 end
 
 if record.state == 'running' and record.owner == owner then

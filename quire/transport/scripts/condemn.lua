@@ -73,6 +73,7 @@ local FIELDS = {
   session = { matches('^[%w_.:-]+$'), false },
   turn = { is_moment, false },
   kept_ms = { is_number, false },
+  due_ms = { is_number, false },
 }
 
 -- The epoch of the newest entry of the log, which what is written next must be above, and whether

@@ -132,11 +132,21 @@ local function moment_of_record(record)
   return is_fair() and parts_of(record.fair) or arrival_of(record)
 end
 
--- The rank of a queued request. `record` has the fields priority, deadline_ms, arrival,
+-- The time that presses: the deadline, or the end of the target latency if that is earlier; 0 for
+-- none. `record` has the fields deadline_ms and due_ms.
+local function pressing_of(record)
+  local deadline, due = tonumber(record.deadline_ms), tonumber(record.due_ms or '0')
+  if due > 0 and (deadline == 0 or due < deadline) then
+    return due
+  end
+  return deadline
+end
+
+-- The rank of a queued request. `record` has the fields priority, deadline_ms, due_ms, arrival,
 -- submitted_ms and fair.
 local function rank_of_record(id, record)
   local moment = moment_of_record(record)
-  return rank_of(record.priority, booked(id).tokens, record.deadline_ms, moment)
+  return rank_of(record.priority, booked(id).tokens, pressing_of(record), moment)
 end
 
 -- Puts a queued request into the rank set of its class, unless it is parked. `record` as in
@@ -145,7 +155,7 @@ local function rank(keys, id, record)
   redis.call('HSET', keys.record, 'arrival', arrival_of(record))
   local turn = turn_of(id)
   if turn then
-    turn.moment = moment_of_record(record)
+    turn.moment, turn.deadline_ms = moment_of_record(record), pressing_of(record)
     write_turn(id, turn)
     if is_parked(id, turn) then
       rank_first(turn.session)

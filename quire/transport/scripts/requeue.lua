@@ -38,7 +38,7 @@ end
 letter.published = redis.call('HGET', keys.record, 'published')
 letter.epoch = int(tonumber(record.epoch or '0') + 1)
 redis.call('HDEL', keys.record, 'cancel', 'released', 'resumed_from', 'finished_ms', 'claimed_ms',
-  'losses', 'fair', 'rate')
+  'losses', 'fair', 'rate', 'due_ms')
 redis.call('HSET', keys.record, 'owner', '', 'attempts', '0',
   'submitted_ms', letter.submitted_ms or int(now), 'epoch', letter.epoch, 'priority', letter.priority,
   'tenant', letter.tenant, 'deadline_ms', letter.deadline_ms)

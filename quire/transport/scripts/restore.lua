@@ -60,7 +60,7 @@ end
 
 local function restore(keys, id)
   local record = fields_of(keys, 'state', 'priority', 'deadline_ms', 'arrival', 'submitted_ms',
-    'fair', 'tenant', 'session', 'turn')
+    'fair', 'due_ms', 'tenant', 'session', 'turn')
   if not record.state then
     local was_open = booked(id).state ~= ''
     forget(keys, id)

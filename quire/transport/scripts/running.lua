@@ -134,8 +134,9 @@ local function enqueue(keys, id, record, is_kept, now)
   enter(keys, id, 'queued')
   wait_from(id, now, tonumber(record.deadline_ms))
   live_for(keys, SPAN_MS)
-  local before = fields_of(keys, 'arrival', 'submitted_ms', 'fair')
+  local before = fields_of(keys, 'arrival', 'submitted_ms', 'fair', 'due_ms')
   record.arrival, record.submitted_ms, record.fair = before.arrival, before.submitted_ms, before.fair
+  record.due_ms = before.due_ms
   local rank_it = is_kept and rank or rank_anew
   if rank_it(keys, id, record) then
     add_ticket(id, record.priority)

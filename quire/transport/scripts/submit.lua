@@ -2,7 +2,8 @@
 --
 -- KEYS  those of request.lua with one request, [then idempotency key, [then record of its holder]]
 -- ARGV  id, priority, tenant, deadline or 0, metadata or '', body, id of the holder or '',
---       not before or 0, tokens, what it asks or '', most tokens of the answer or '', session or ''
+--       not before or 0, tokens, what it asks or '', most tokens of the answer or '', session or '',
+--       target latency in ms or 0
 -- Returns {outcome, id, state}: created | known | full with the limit in place of the state, or
 -- `held` with the id stored under the idempotency key: the caller then calls again and declares the
 -- record of that id. `known` by its own id has a fourth part: the request's stored `asked`, or ''.
@@ -15,6 +16,7 @@ local not_before, tokens = tonumber(ARGV[FIRST + 7]), tonumber(ARGV[FIRST + 8])
 -- Opaque; an old producer does not send it.
 local asked = ARGV[FIRST + 9] or ''
 local answer, session = ARGV[FIRST + 10] or '', ARGV[FIRST + 11] or ''
+local target = tonumber(ARGV[FIRST + 12] or '0')
 -- An idempotency key lives this much longer than its request would without ever running.
 local KEY_RESERVE_MS = 7 * 86400000
 
@@ -29,7 +31,7 @@ local function find_again(its, its_id, found)
 end
 
 local found = fields_of(keys, 'state', 'asked', 'priority', 'deadline_ms', 'arrival',
-  'submitted_ms', 'fair')
+  'submitted_ms', 'fair', 'due_ms')
 local state = found.state
 if state then
   find_again(keys, id, found)
@@ -44,7 +46,7 @@ if idempotency_key then
     end
     local its = { record = holder_key }
     local other = fields_of(its, 'state', 'priority', 'deadline_ms', 'arrival',
-      'submitted_ms', 'fair')
+      'submitted_ms', 'fair', 'due_ms')
     if other.state then
       find_again(its, held, other)
       return { 'known', held, other.state }
@@ -98,11 +100,13 @@ end
 
 local now = math.floor(now_us / 1000)
 local start = math.max(now, not_before)
-if deadline == 0 then
-  -- The request has none of its own. It begins with the time at which it may be claimed.
-  local timeout = tonumber(redis.call('HGET', CONTROL, 'request_timeout_ms') or '0') or 0
-  deadline = timeout > 0 and start + timeout or 0
+local defaults = redis.call('HMGET', CONTROL, 'request_timeout_ms', 'target_latency_ms')
+-- A request that says neither itself gets these times. They begin when it may be claimed.
+local timeout = tonumber(defaults[1] or '0') or 0
+if deadline == 0 and timeout > 0 then
+  deadline = start + timeout
 end
+target = target > 0 and target or tonumber(defaults[2] or '0') or 0
 local wait = MAX_QUEUE_MS
 if deadline > 0 then
   wait = math.max(0, math.min(wait, deadline - start))
@@ -132,6 +136,10 @@ state = start > now and 'scheduled' or 'queued'
 book(keys, id, '', state, tokens, tenant)
 redis.call('HSET', keys.record, 'state', state)
 local its = { priority = priority, deadline_ms = deadline, tenant = tenant, session = session }
+if target > 0 then
+  its.due_ms = int(start + target)
+  redis.call('HSET', keys.record, 'due_ms', its.due_ms)
+end
 if session ~= '' then
   its.number = new_arrival()
   join_session(keys, id, its, its.number)

@@ -49,7 +49,7 @@ def claimed_in_turn(broker, *, count=20_000):
     return found
 
 
-def engine_rank(name, request, *, arrival_us):
+def engine_rank(name, request, *, arrival_us, due_ms=None):
     """The rank by which the engine orders the same request, in seconds."""
     config = EngineConfig(
         max_model_len=MAX_MODEL_LEN,
@@ -67,8 +67,15 @@ def engine_rank(name, request, *, arrival_us):
         arrival_time=arrival_us / 1e6,
         priority=EnginePriority(request.priority),
         deadline=None if deadline is None else deadline / 1e3,
+        due=None if due_ms is None else due_ms / 1e3,
     )
     return converted.arrival_time + POLICIES[name](converted, config)
+
+
+def due_of(connection, broker, name):
+    """When the target latency of a request is over, in ms; None without one."""
+    due = connection.hget(broker.keys.request(name), "due_ms")
+    return None if due is None else int(due)
 
 
 def cases(broker):
@@ -78,7 +85,14 @@ def cases(broker):
         deadline = draw.choice([None, now + draw.randrange(1000, 200_000)])
         tokens = draw.choice([4, 20, 300, 999, 1000, 1500, draw.randrange(2, 1200)])
         level = draw.choice(list(Priority))
-        yield sized(tokens, id=f"r{number}", priority=level, deadline_ms=deadline)
+        target = draw.choice([None, None, draw.randrange(1000, 200_000)])
+        yield sized(
+            tokens,
+            id=f"r{number}",
+            priority=level,
+            deadline_ms=deadline,
+            target_latency_ms=target,
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -88,7 +102,9 @@ def test_a_rank_is_what_the_engine_computes(broker, connection, name):
     broker.submit_many(list(requests.values()))
     arrivals = dict(zip(requests, arrivals_of(connection, broker, requests), strict=True))
     expected = {
-        name_: engine_rank(name, request, arrival_us=arrivals[name_])
+        name_: engine_rank(
+            name, request, arrival_us=arrivals[name_], due_ms=due_of(connection, broker, name_)
+        )
         for name_, request in requests.items()
     }
     found = {one.request_id: one.rank for one in broker.peek(count=100)}

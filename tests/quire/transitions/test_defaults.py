@@ -2,8 +2,11 @@
 
 import pytest
 
+from quire import Client
+from quire.errors import InvalidRequest
 from quire.transitions.defaults import QueueDefaults
-from quire.transitions.values import QueueLimits
+from quire.transitions.values import QueueLimits, QueuePolicy
+from quire.wire.arguments import build_request
 from quire.wire.output import State
 from tests.quire.builders import claim_next, make_item, make_request, pass_moment, read_all
 
@@ -78,3 +81,65 @@ def test_a_default_that_no_program_wrote_counts_as_none(broker, connection):
 def test_a_default_is_a_time_that_a_request_may_name(seconds):
     with pytest.raises(ValueError, match="request_timeout_seconds"):
         QueueDefaults(request_timeout_seconds=seconds)
+
+
+def waiting(broker):
+    return [candidate.request_id for candidate in broker.peek(count=9)]
+
+
+def test_a_target_ranks_a_request_and_never_ends_it(broker):
+    broker.announce(QueuePolicy("adaptive", 30_000, 10))
+    for name, target in (("none", None), ("slow", 20_000), ("fast", 1_000)):
+        broker.submit(make_request(id=name, target_latency_ms=target))
+    assert waiting(broker) == ["fast", "slow", "none"]
+    broker.submit(make_request(id="at-once", target_latency_ms=1))
+    claimed = claim_next(broker)
+    assert claimed.claim.request_id == "at-once"
+    pass_moment(broker, claimed.due_ms)
+    assert (claimed.deadline_ms, broker.expire()) == (None, [])
+    (reply,) = broker.commit([make_item(claimed.claim, 0, 1, final=True)])
+    assert reply.status == "ok"
+    assert read_all(broker, "at-once")[1].state is State.COMPLETED
+
+
+def test_a_request_without_a_target_gets_that_of_the_queue(broker):
+    broker.set_defaults(QueueDefaults(target_latency_seconds=5))
+    before_ms = broker.now_ms()
+    broker.submit(make_request(id="a"))
+    claimed = claim_next(broker)
+    assert before_ms + 5_000 <= claimed.due_ms <= broker.now_ms() + 5_000
+    broker.submit(make_request(id="b", target_latency_ms=50_000))
+    assert claim_next(broker).due_ms >= before_ms + 50_000
+
+
+def test_a_target_counts_again_when_a_request_comes_back(broker, clockwork):
+    broker.announce(QueuePolicy("adaptive", 30_000, 10))
+    broker.submit(make_request(id="fast", target_latency_ms=1_000))
+    claimed = claim_next(broker)
+    broker.submit(make_request(id="none"))
+    broker.release([claimed.claim])
+    assert waiting(broker) == ["fast", "none"]
+    first = broker.peek(count=1)
+    broker.restore(is_at_once=True)
+    assert broker.peek(count=1) == first
+
+
+def test_a_parked_turn_is_ranked_by_its_target_when_it_is_freed(broker):
+    broker.announce(QueuePolicy("adaptive", 30_000, 10))
+    broker.submit(make_request(id="a", session_id="s"))
+    broker.submit(make_request(id="none"))
+    broker.submit(make_request(id="fast", session_id="s", target_latency_ms=1_000))
+    broker.cancel("a")
+    assert waiting(broker) == ["fast", "none"]
+
+
+@pytest.mark.parametrize("seconds", [0, -1, "5", True, 1e12])
+def test_a_target_is_a_time_ahead(seconds):
+    with pytest.raises(InvalidRequest, match="target_latency_seconds"):
+        build_request({"prompt": [1], "target_latency_seconds": seconds}, tenant="t", now_ms=None)
+
+
+def test_a_client_says_how_long_its_request_should_take(broker):
+    Client(broker).submit([1], target_latency_seconds=2.5, request_id="a")
+    claimed = claim_next(broker)
+    assert claimed.due_ms == broker.status("a").submitted_ms + 2_500

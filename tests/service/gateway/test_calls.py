@@ -359,3 +359,11 @@ def test_a_session_that_no_key_can_hold_is_refused_by_its_header(gateway):
     refused = gateway.complete(headers={"X-Quire-Session": "a b"})
     assert refused.status == 400
     assert "X-Quire-Session" in refused.error["message"]
+
+
+def test_a_call_may_say_how_long_it_should_take(gateway, fake):
+    assert gateway.complete(headers={"X-Quire-Target-Latency": "2.5"}).status == 200
+    assert fake.requests[0].target_latency_ms == 2500
+    refused = gateway.complete(headers={"X-Quire-Target-Latency": "soon"})
+    assert refused.status == 400
+    assert "X-Quire-Target-Latency" in refused.error["message"]
