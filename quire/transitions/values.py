@@ -87,8 +87,7 @@ class Claimed:
     its last workers died of; 0 for one that is no suspect. `arrival_us`: when it was queued, in
     microseconds of Redis' clock; no two requests of a shard have the same. `ranked_us`: the moment
     by which it is ranked in place of its arrival while tenants share its class; see fairness.lua.
-    `deadline_ms`: the one in the record, which is that of the request or a default of the queue.
-    `due_ms`: when its target latency is over, or None without one.
+    `deadline_ms` is the one in the record, `due_ms` the end of the target latency; None for none.
     """
 
     claim: Claim
