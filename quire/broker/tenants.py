@@ -146,5 +146,6 @@ def _clock_fields() -> list[str]:
 
 
 def _times_of(clocks: Sequence[bytes | None]) -> list[int]:
-    """The virtual time of each class, 0 for one that was never shared."""
-    return [int(clock.split(b" ")[0]) if clock else 0 for clock in clocks]
+    """The virtual time of each class; 0 for one that was never shared, or cannot be read."""
+    words = [(clock or b"").partition(b" ")[0] for clock in clocks]
+    return [int(word) if word.isdigit() else 0 for word in words]

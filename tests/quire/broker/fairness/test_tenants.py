@@ -41,3 +41,16 @@ def test_only_those_with_the_most_open_requests_are_shown(broker, connection):
         submit(broker, f"t{number}", number)
     found = inspect_tenants(connection, broker.keys, count=2)
     assert [(one.tenant, one.num_open) for one in found] == [("t5", 5), ("t4", 4)]
+
+
+def test_a_virtual_time_that_cannot_be_read_hides_nothing_else(broker, connection):
+    submit(broker, "a", 2)
+    connection.hset(broker.keys.arrival, "fair:1", b"\xff nonsense")
+    (state,) = inspect_sharing(connection, [broker.keys])
+    assert state == SharingState(False, 1, 0, (0, 0, 0, 0))
+    (one,) = inspect_tenants(connection, broker.keys, count=9)
+    assert (one.tenant, one.num_open, one.ahead_tokens) == ("a", 2, 0)
+    # The next request of the class begins anew.
+    broker.set_fairness(Fairness(by_tokens=True))
+    submit(broker, "a", 1)
+    assert inspect_sharing(connection, [broker.keys])[0].ahead_tokens == (0, 100, 0, 0)
