@@ -10,18 +10,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.openai.logprobs import compact, of_chat, of_completion, written
+from quire.openai.tools.answers import CALLED, CallStream, message_of
 from quire.wire.output import Completion, FinishReason, TokenChunk
 from quire.wire.protocol import Kind
 
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """The fields common to a response and to all events of a stream. `created`: unix seconds."""
+    """The fields common to a response and to all events of a stream. `created`: unix seconds.
+
+    `tools` are the names of the functions that the output may call.
+    """
 
     id: str
     kind: Kind
     created: int
     model: str
+    tools: tuple[str, ...] = ()
 
     @property
     def is_chat(self) -> bool:
@@ -115,6 +120,32 @@ def ending(heading: Heading, index: int, completion: Completion) -> dict[str, An
     return _piece(heading, choice | {"finish_reason": _finish_reason(completion)})
 
 
+def piece_with_calls(
+    heading: Heading, index: int, chunk: TokenChunk, calls: CallStream
+) -> dict[str, Any] | None:
+    """The event of one chunk of an output that may call functions; None if it tells nothing yet.
+
+    `calls` has been fed all text before the chunk.
+    """
+    delta = calls.delta(chunk.text)
+    if not delta and not chunk.logprobs:
+        return None
+    choice = _delta(heading, index, "") | {"delta": delta}
+    if chunk.logprobs:
+        choice["logprobs"] = of_chat(chunk.logprobs)
+    return _piece(heading, choice)
+
+
+def ending_with_calls(
+    heading: Heading, index: int, completion: Completion, calls: CallStream
+) -> dict[str, Any]:
+    """The last event of a choice that may call functions."""
+    delta, stop = calls.last_delta(completion.tail), _finish_reason(completion)
+    if calls.has_calls and completion.finish_reason is not FinishReason.LENGTH:
+        stop = CALLED
+    return _piece(heading, _delta(heading, index, "") | {"delta": delta, "finish_reason": stop})
+
+
 def usage_piece(
     heading: Heading, completions: Sequence[Completion], *, num_prompts: int
 ) -> dict[str, Any]:
@@ -134,11 +165,16 @@ def _delta(heading: Heading, index: int, text: str, **more: str) -> dict[str, An
 
 
 def _choice(heading: Heading, index: int, completion: Completion) -> dict[str, Any]:
-    stop = _finish_reason(completion)
-    choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": stop}
+    choice: dict[str, Any] = {"index": index, "logprobs": None}
+    choice["finish_reason"] = _finish_reason(completion)
     if completion.logprobs:
         choice["logprobs"] = (of_chat if heading.is_chat else of_completion)(completion.logprobs)
-    if heading.is_chat:
+    if heading.tools:
+        message = message_of(heading.id, index, heading.tools, completion.text)
+        choice["message"] = message
+        if "tool_calls" in message and completion.finish_reason is not FinishReason.LENGTH:
+            choice["finish_reason"] = CALLED
+    elif heading.is_chat:
         choice["message"] = {"role": "assistant", "content": completion.text}
     else:
         choice["text"] = completion.text

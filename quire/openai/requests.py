@@ -14,6 +14,7 @@ from quire.wire.choices import MAX_CHOICES, check_number, choice_of, id_of
 from quire.wire.json_text import read_object
 from quire.wire.protocol import MAX_REQUEST_ID_LENGTH, GenerationRequest, Kind
 from quire.wire.sampling import validated
+from quire.wire.tools import tool_use_of
 
 #: The supported paths of OpenAI's API -> the kind of request.
 KINDS: dict[str, Kind] = {
@@ -53,6 +54,12 @@ class OpenAIRequest:
             message = f"needs {n * self.num_prompts} choices; at most {MAX_CHOICES} are allowed"
             raise InvalidRequest("body.prompt", message)
         return n * self.num_prompts
+
+    @property
+    def tool_names(self) -> tuple[str, ...]:
+        """The names of the functions that the output may call. InvalidRequest."""
+        use = tool_use_of(self.body) if self.kind == "chat.completions" else None
+        return use.names if use is not None else ()
 
     def begins_prompt(self, choice: int) -> bool:
         """Whether this choice is the first one of its prompt."""

@@ -28,6 +28,12 @@ class RequestOptions(TypedDict, total=False):
     """All arguments except the prompt; see `Client.submit`."""
 
     messages: Sequence[Mapping[str, Any]] | None
+    #: The functions that the answer to `messages` may call, in OpenAI's form, and how.
+    tools: Sequence[Mapping[str, Any]] | None
+    tool_choice: str | Mapping[str, Any] | None
+    parallel_tool_calls: bool | None
+    #: Variables of the model's chat template, such as `enable_thinking`.
+    chat_template_kwargs: Mapping[str, Any] | None
     sampling: SamplingParams | Mapping[str, Any] | None
     priority: str | int | Priority
     #: Seconds from now.
@@ -73,6 +79,9 @@ class QueueSettings(TypedDict, total=False):
     durable: bool
 
 
+#: The arguments that are fields of the body of a chat with the same name.
+_OF_CHATS = ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs")
+
 #: The arguments that are fields of the message with the same name.
 _ENVELOPE = ("priority", "idempotency_key", "session_id", "metadata", "headers", "tenant")
 
@@ -101,6 +110,7 @@ def build_request(
     body |= sampling.to_body()
     # A generation that another worker resumes must continue with the same noise.
     body.setdefault("seed", secrets.randbits(SEED_BITS))
+    body |= _of_chat(arguments)
     for name in ("model", "adapter"):
         if arguments.get(name) is not None:
             body[name] = arguments.get(name)
@@ -154,6 +164,15 @@ def _subject(
     if not _is_sequence(prompt):
         raise InvalidRequest("prompt", "must be a text or a sequence of token ids")
     return "tokens", {"prompt": list(prompt or ())}
+
+
+def _of_chat(arguments: RequestArguments) -> dict[str, Any]:
+    """The fields of the body that only a chat may have."""
+    found = {name: arguments.get(name) for name in _OF_CHATS if arguments.get(name) is not None}
+    if found and arguments.get("messages") is None:
+        raise InvalidRequest(next(iter(found)), "needs messages")
+    tools = found.get("tools")
+    return found | ({"tools": list(tools)} if isinstance(tools, tuple) else {})
 
 
 def _is_sequence(value: object) -> bool:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, field_validator
@@ -17,6 +18,7 @@ from pydantic_core.core_schema import ValidationInfo
 
 from quire.errors import InvalidRequest
 from quire.wire.adapters import named_adapter
+from quire.wire.chat_messages import checked_messages
 from quire.wire.codec import MAX_ARRAY_LENGTH, MAX_TOKEN_ID, is_token_ids
 from quire.wire.constraints import (
     CONSTRAINTS,
@@ -28,6 +30,7 @@ from quire.wire.constraints import (
 )
 from quire.wire.logprobs import MAX_TOP_LOGPROBS
 from quire.wire.refusals import nearest, path_of, reason_of
+from quire.wire.tools import ToolUse, template_arguments_of, tool_use_of
 
 #: The most stop strings, and the most characters of each: all are searched at every token.
 MAX_STOP_STRINGS = 16
@@ -47,9 +50,6 @@ MAX_DIGITS = len(str(MAX_TOKEN_ID))
 #: Beyond these, logits leave the range of single precision, and samples are noise.
 MAX_TEMPERATURE = 100.0
 MIN_REPETITION_PENALTY = 0.01
-
-#: The most messages of one conversation.
-MAX_MESSAGES = 4096
 
 Kind = Literal["tokens", "completions", "chat.completions"]
 
@@ -200,6 +200,7 @@ def _token_id(key: object) -> int:
 class ParsedBody:
     """A body that has been checked. Exactly one of `prompt` and `messages` is not None.
 
+    `tools` and `template_arguments` are for the chat template.
     `model` may include the name of an adapter. Only a worker that serves the model can tell; see
     `quire.wire.adapters`.
     """
@@ -207,9 +208,11 @@ class ParsedBody:
     prompt: str | list[int] | None
     messages: list[dict[str, Any]] | None
     sampling: SamplingParams
-    model: str | None
+    model: str | None = None
     adapter: str | None = None
     constraint: Constraint | None = None
+    tools: ToolUse | None = None
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 #: The parameters, and OpenAI's fields that do not change the tokens of one request.
@@ -221,9 +224,10 @@ _KNOWN = frozenset(
 _KNOWN_OF: Mapping[Kind, frozenset[str]] = {
     "tokens": frozenset(),
     "completions": frozenset({"response_format"}),
-    # The last two identify the user, as `user` does.
+    # prompt_cache_key and safety_identifier identify the user, as `user` does.
     "chat.completions": frozenset(
         {"response_format", "top_logprobs", "prompt_cache_key", "safety_identifier"}
+        | {"tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs"}
     ),
 }
 
@@ -236,10 +240,6 @@ _NOT_SUPPORTED: Mapping[Kind, Mapping[str, tuple[object, ...]]] = {
         "metadata": ({},),
         "service_tier": ("auto", "default"),
         "modalities": (["text"],),
-        "tools": ([],),
-        "tool_choice": ("none",),
-        # Both values change nothing without tools.
-        "parallel_tool_calls": (False, True),
         "functions": ([],),
         "function_call": ("none",),
         "audio": (),
@@ -273,14 +273,36 @@ def parse_body(kind: Kind, body: Mapping[str, Any]) -> ParsedBody:
         if error.field == "body.max_tokens" and body.get("max_tokens") is None:
             raise InvalidRequest("body.max_completion_tokens", error.message) from None
         raise
-    return ParsedBody(
-        prompt=None if subject == "messages" else _prompt(kind, body.get("prompt")),
-        messages=_messages(body.get("messages")) if subject == "messages" else None,
-        sampling=sampling,
-        model=model,
-        adapter=named_adapter(body),
-        constraint=constraint_of(body, {name: getattr(sampling, name) for name in CONSTRAINTS}),
+    constraint = constraint_of(body, {name: getattr(sampling, name) for name in CONSTRAINTS})
+    parsed = partial(ParsedBody, model=model, adapter=named_adapter(body))
+    if kind != "chat.completions":
+        return parsed(_prompt(kind, body.get("prompt")), None, sampling, constraint=constraint)
+    messages, tools = checked_messages(body.get("messages")), tool_use_of(body)
+    if tools is not None:
+        constraint = _constraint_with(tools, constraint, sampling)
+        if body.get("skip_special_tokens") is None:
+            # Some models mark their calls with special tokens.
+            sampling = sampling.model_copy(update={"skip_special_tokens": False})
+    return parsed(
+        None,
+        messages,
+        sampling,
+        constraint=constraint,
+        tools=tools,
+        template_arguments=template_arguments_of(body),
     )
+
+
+def _constraint_with(
+    tools: ToolUse, constraint: Constraint | None, sampling: SamplingParams
+) -> Constraint | None:
+    """The constraint of a request with functions. InvalidRequest if it cannot have both."""
+    if constraint is not None:
+        raise InvalidRequest(constraint.field, "cannot be combined with tools")
+    required = tools.constraint()
+    if required is not None and sampling.ignore_eos:
+        raise InvalidRequest("body.ignore_eos", "cannot be combined with a required call")
+    return required
 
 
 def _changes_nothing(kind: Kind, name: str, value: object) -> bool:
@@ -352,34 +374,3 @@ def _prompt(kind: Kind, prompt: object) -> str | list[int]:
     if kind == "completions":
         expected = f"a non-empty string or {expected}"
     raise InvalidRequest("body.prompt", f"must be {expected}")
-
-
-def _messages(messages: object) -> list[dict[str, Any]]:
-    if not isinstance(messages, list) or not 0 < len(messages) <= MAX_MESSAGES:
-        raise InvalidRequest("body.messages", f"must be an array of 1 to {MAX_MESSAGES} messages")
-    for index, message in enumerate(messages):
-        field = f"body.messages.{index}"
-        if not isinstance(message, dict):
-            raise InvalidRequest(field, "must be a map")
-        if not isinstance(message.get("role"), str):
-            raise InvalidRequest(f"{field}.role", "must be a string")
-        if not _is_text_content(message.get("content")) and not _has_no_text(message):
-            raise InvalidRequest(f"{field}.content", "must be a string or an array of text parts")
-    # Templates expect a text in every message.
-    return [{**one, "content": ""} if _has_no_text(one) else one for one in messages]
-
-
-def _has_no_text(message: Mapping[str, Any]) -> bool:
-    """Whether this is an assistant's message without content, as OpenAI's clients may send it."""
-    return message["role"] == "assistant" and message.get("content", "") is None
-
-
-def _is_text_content(content: object) -> bool:
-    if isinstance(content, list):
-        return bool(content) and all(
-            isinstance(part, dict)
-            and part.get("type") == "text"
-            and isinstance(part.get("text"), str)
-            for part in content
-        )
-    return isinstance(content, str)

@@ -43,7 +43,8 @@ class CallRecord:
 
     `digest` tells whether two calls with the same idempotency key are equal; see `call_of`.
     `num_choices` counts the choices of all prompts together; every prompt has equally many.
-    `created` is in seconds since 1970.
+    `created` is in seconds since 1970. `tools` are the names of the functions that the answer may
+    call.
     """
 
     request_id: str
@@ -53,11 +54,12 @@ class CallRecord:
     model: str = ""
     created: int = 0
     digest: str = ""
+    tools: tuple[str, ...] = ()
 
     @property
     def heading(self) -> Heading:
         """The fields that are the same in all parts of the answer."""
-        return Heading(self.request_id, self.kind, self.created, self.model)
+        return Heading(self.request_id, self.kind, self.created, self.model, self.tools)
 
     @property
     def member_ids(self) -> list[str]:
@@ -67,16 +69,17 @@ class CallRecord:
 
     def metadata(self) -> dict[str, Any]:
         """The metadata for the record of the first choice."""
-        return {
-            METADATA_KEY: {
-                "kind": self.kind,
-                "choices": self.num_choices,
-                "prompts": self.num_prompts,
-                "model": self.model,
-                "created": self.created,
-                "digest": self.digest,
-            }
+        fields: dict[str, Any] = {
+            "kind": self.kind,
+            "choices": self.num_choices,
+            "prompts": self.num_prompts,
+            "model": self.model,
+            "created": self.created,
+            "digest": self.digest,
         }
+        if self.tools:
+            fields["tools"] = list(self.tools)
+        return {METADATA_KEY: fields}
 
     @classmethod
     def from_metadata(
@@ -98,7 +101,9 @@ class CallRecord:
                 prompts = metadata[METADATA_KEY].get("prompts")
                 # Earlier versions do not write this field: their calls had one prompt each.
                 num_prompts = prompts if type(prompts) is int and 0 < prompts <= num_choices else 1
-                return cls(request_id, kind, num_choices, num_prompts, model, stamp, digest)
+                tools = metadata[METADATA_KEY].get("tools")
+                names = tuple(map(str, tools)) if isinstance(tools, list) else ()
+                return cls(request_id, kind, num_choices, num_prompts, model, stamp, digest, names)
         return cls(request_id, "completions", created=created)
 
 
@@ -185,6 +190,7 @@ def call_of(
         model=model,
         created=int(time.time()),
         digest=digest[:32],
+        tools=request.tool_names,
     )
     return Call(record, request, is_streamed)
 

@@ -25,7 +25,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.errors import QuireError
-from quire.openai.answers import ending, opening, piece, usage_piece
+from quire.openai.answers import (
+    ending,
+    ending_with_calls,
+    opening,
+    piece,
+    piece_with_calls,
+    usage_piece,
+)
 from quire.wire.output import Completion, TokenChunk
 from service.gateway.answers import Answer, Update
 from service.gateway.complete_answers import send_with_timeout
@@ -198,17 +205,31 @@ class EventStream(Response):
         self, choice: int, updates: Sequence[TokenChunk | Completion], ends: dict[int, Completion]
     ) -> Iterator[bytes]:
         """The events for the updates of one choice; adds its completion to `ends`."""
-        heading, cursors = self._answer.record.heading, self._answer.cursors
+        cursors = self._answer.cursors
         for one in updates:
             if isinstance(one, Completion):
                 ends[choice] = one
                 if not cursors[choice].has_end:
                     cursors[choice] = replace(cursors[choice], has_end=True)
-                    yield self._event(ending(heading, choice, one))
+                    yield self._event(self._ending(choice, one))
                 continue
             self._note_first_token()
             cursors[choice] = Cursor.after(one)
-            yield self._event(piece(heading, choice, one))
+            body = self._piece(choice, one)
+            if body is not None:
+                yield self._event(body)
+
+    def _piece(self, choice: int, chunk: TokenChunk) -> dict[str, Any] | None:
+        heading, calls = self._answer.record.heading, self._answer.calls
+        if calls:
+            return piece_with_calls(heading, choice, chunk, calls[choice])
+        return piece(heading, choice, chunk)
+
+    def _ending(self, choice: int, completion: Completion) -> dict[str, Any]:
+        heading, calls = self._answer.record.heading, self._answer.calls
+        if calls:
+            return ending_with_calls(heading, choice, completion, calls[choice])
+        return ending(heading, choice, completion)
 
     def _last_events(self, ends: Mapping[int, Completion]) -> Iterator[bytes]:
         record = self._answer.record

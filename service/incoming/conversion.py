@@ -46,7 +46,10 @@ def engine_request(
         prompt_ids = _prompt_ids(body.prompt, served.tokenizer)
     else:
         prompt_ids, holds_control_text = served.tokenizer.encode_chat(
-            body.messages, created_ms=request.created_ms
+            body.messages,
+            created_ms=request.created_ms,
+            tools=body.tools.tools if body.tools is not None else (),
+            arguments=body.template_arguments,
         )
         if holds_control_text:
             delivery.origin = with_control_text(delivery.origin)

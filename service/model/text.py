@@ -7,12 +7,14 @@ control token.
 """
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from jinja2.meta import find_undeclared_variables
 from tokenizers import Tokenizer
 
 from engine.errors import ModelRefused
@@ -49,11 +51,18 @@ PROBES: Sequence[Messages] = (
     ],
 )
 
+#: The variable of a template with the functions that the answer may call.
+TOOLS = "tools"
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+#: Names that the library's renderer reads itself; no caller may set them.
+_SETTINGS = frozenset({"messages", "documents", "add_generation_prompt", "continue_final_message"})
+
 #: When the chat that is being rendered was created, in milliseconds since 1970.
 _CREATED_MS: ContextVar[int] = ContextVar("created_ms")
 
 #: Renders messages to text with marks for the template's own control tokens; see `control_tokens`.
-RenderChat = Callable[[Messages], str]
+#: Further arguments are variables of the template.
+RenderChat = Callable[..., str]
 
 
 class ModelTokenizer:
@@ -65,6 +74,7 @@ class ModelTokenizer:
         *,
         render_chat: RenderChat | None = None,
         control: ControlTokens | None = None,
+        variables: Collection[str] = (),
         no_chat: str = "this model has no chat template",
     ) -> None:
         self._tokenizer = tokenizer
@@ -72,6 +82,7 @@ class ModelTokenizer:
         if render_chat is not None and control is None:
             control = ControlTokens(tokenizer)
         self._control = control
+        self._variables = variables
         self._no_chat = no_chat
         self._before = tokenizer.encode(BEFORE, add_special_tokens=False).ids
         self._texts: dict[int, str] = {}
@@ -121,8 +132,18 @@ class ModelTokenizer:
         """Ids of a plain prompt, with the special tokens that the tokenizer itself adds."""
         return encoded(self._tokenizer, prompt)
 
-    def encode_chat(self, messages: Messages, *, created_ms: int) -> ChatPrompt:
+    def encode_chat(
+        self,
+        messages: Messages,
+        *,
+        created_ms: int,
+        tools: Sequence[Mapping[str, Any]] = (),
+        arguments: Mapping[str, Any] = NOTHING,
+    ) -> ChatPrompt:
         """Ids of a chat as the model's template renders it, up to the beginning of the answer.
+
+        `tools` are functions in OpenAI's form. `arguments` are variables of the template; those
+        that it does not read are ignored.
 
         Only the template's own text can become a control token; all strings of the messages are
         data. If no message contains the text of a control token, the ids are those of the
@@ -133,13 +154,20 @@ class ModelTokenizer:
         the same prompt.
 
         Raises:
-            InvalidRequest: the model has no template, or its template refuses these messages.
+            InvalidRequest: the model has no template, its template knows no tools, or it refuses
+                these messages.
         """
         if self._render_chat is None or self._control is None:
             raise InvalidRequest("kind", self._no_chat)
+        if tools and TOOLS not in self._variables:
+            raise InvalidRequest("body.tools", "this model's chat template knows no tools")
         created = _CREATED_MS.set(created_ms)
         try:
-            text = self._render_chat([_with_plain_content(message) for message in messages])
+            plain = [_with_plain_content(message) for message in messages]
+            given = {name: value for name, value in arguments.items() if name in self._variables}
+            if tools:
+                given[TOOLS] = list(tools)
+            text = self._render_chat(plain, **given)
             return self._control.encode(text)
         except Exception as error:
             # A template is a program of the model's author and may raise anything.
@@ -227,11 +255,12 @@ def _chat_of(loaded: Any) -> dict[str, Any]:
             )
         )
 
-    def render_marked(messages: Messages) -> str:
-        return render(messages, chat_template=own_source, **special)
+    def render_marked(messages: Messages, **settings: Any) -> str:
+        return render(messages, **settings, chat_template=own_source, **special)
 
     _must_agree(render, render_marked, loaded.backend_tokenizer, control)
-    return {"render_chat": render_marked, "control": control}
+    variables = find_undeclared_variables(environment.parse(source)) - _SETTINGS
+    return {"render_chat": render_marked, "control": control, "variables": variables}
 
 
 def _must_agree(

@@ -25,9 +25,10 @@ from engine.output.detokenizer import Detokenizer
 from quire.batch.lines import parse_line
 from quire.errors import QuireError
 from quire.wire.adapters import adapter_of
+from quire.wire.chat_messages import MAX_MESSAGES
 from quire.wire.codec import MAX_ARRAY_LENGTH, MAX_MESSAGE_BYTES, unpack
 from quire.wire.protocol import GenerationRequest
-from quire.wire.sampling import MAX_MESSAGES, MAX_STOP_LENGTH, MAX_STOP_STRINGS
+from quire.wire.sampling import MAX_STOP_LENGTH, MAX_STOP_STRINGS
 from service.model.control_tokens import ControlTokens
 from service.model.encoding import encoded
 

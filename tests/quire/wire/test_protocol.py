@@ -301,7 +301,7 @@ def test_log_probabilities_are_asked_for_as_in_openais_bodies(kind, fields, want
         ("chat.completions", {"messages": [{"role": "user", "content": None}]},
          "body.messages.0.content"),
         ("chat.completions", {"messages": [{"role": "assistant"}]}, "body.messages.0.content"),
-        ("chat.completions", CHAT | {"tools": [{"type": "function"}]}, "body.tools"),
+        ("chat.completions", CHAT | {"tools": [{"type": "function"}]}, "body.tools.0.function"),
         ("chat.completions", CHAT | {"tool_choice": "auto"}, "body.tool_choice"),
         ("chat.completions", CHAT | {"tool_choice": {"type": "none"}}, "body.tool_choice"),
         ("chat.completions", CHAT | {"tools": {}}, "body.tools"),

@@ -76,8 +76,8 @@ def test_a_misspelt_field_of_a_body_is_told_with_the_one_that_was_meant():
         ("completions", {"tools": []}, "tools: unknown field"),
         (
             "chat.completions",
-            {"tools": [{}]},
-            "tools: is not supported: leave it out, or set it to []",
+            {"functions": [{}]},
+            "functions: is not supported: leave it out, or set it to []",
         ),
         ("chat.completions", {"verbosity": "low"}, "verbosity: is not supported: leave it out"),
         (

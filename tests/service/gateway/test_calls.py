@@ -151,7 +151,7 @@ def test_a_trace_that_is_none_is_ignored(gateway, fake):
             "stream_options.include_obfuscation",
         ),
         (CHAT, {"messages": "hello"}, "messages"),
-        (CHAT, {"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools"),
+        (CHAT, {"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools.0.function"),
         (CHAT, {"messages": MESSAGES, "response_format": {"type": "xml"}}, "response_format.type"),
         (CHAT, [], "body"),
         (CHAT, b"{", "body"),

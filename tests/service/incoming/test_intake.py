@@ -110,7 +110,7 @@ def test_a_chat_for_a_model_without_a_template_is_rejected(queue: Queue):
 class DatedTokenizer(ModelTokenizer):
     """One whose chats consist of the time for which they are rendered."""
 
-    def encode_chat(self, messages: Messages, *, created_ms: int) -> ChatPrompt:
+    def encode_chat(self, messages: Messages, *, created_ms: int, **_: Any) -> ChatPrompt:
         del messages
         return ChatPrompt([3 + created_ms % 64], holds_control_text=False)
 

@@ -10,8 +10,8 @@ import pytest
 from service.gateway.http import connection
 from tests.service.builders import PATIENCE_SECONDS, eventually
 from tests.service.gateway.builders import COMPLETIONS, Reply
+from tests.service.gateway.http.test_slow_readers import connections_of
 from tests.service.gateway.test_callers import SEARCH, bearer
-from tests.service.gateway.test_slow_readers import connections_of
 
 MAX_BODY_BYTES = 1 << 20
 BIG = 6 << 20

@@ -1,0 +1,1 @@
+"""Tool calls: the formats in which models write them, and their parser."""

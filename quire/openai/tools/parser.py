@@ -1,0 +1,280 @@
+"""Splits the text of an output into content, reasoning and tool calls, while it comes.
+
+What is known after some text is a function of that text alone, however it was cut into chunks. So a
+reader that begins again gets the same pieces, in the middle of a call, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal
+
+from quire.openai.tools.formats import FORMATS
+from quire.openai.tools.text_buffer import (
+    MAX_NAME_LENGTH,
+    Malformed,
+    Reading,
+    TextBuffer,
+    string_of,
+)
+
+#: The kinds of pieces. `call` has the name of a function, and `arguments` a part of its JSON text.
+PieceKind = Literal["content", "reasoning", "call", "arguments"]
+
+#: What a call without arguments passes on.
+_NO_ARGUMENTS = "{}"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of the output. `index` counts the calls of the output and is 0 for other kinds."""
+
+    kind: PieceKind
+    text: str
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningMarks:
+    """The marks around the reasoning at the start of an output.
+
+    `is_open`: the prompt ends with the opening mark, so the output begins inside.
+    """
+
+    begin: str = "<think>"
+    end: str = "</think>"
+    is_open: bool = False
+
+
+class ToolCallParser:
+    """The pieces of one output.
+
+    - A call is one of the functions that the caller declared, in one of the FORMATS, or as JSON at
+      the start of the output. Text that looks like a call, and is none before its name is complete,
+      is content.
+    - The name of a call comes complete, and its arguments as the model writes them. Nothing checks
+      that they are valid JSON: only a constraint can ensure that.
+    - Space before a call and after it, and space around the reasoning, is dropped.
+    - The cost grows with the length of the text.
+
+    `names` are those of the functions. Without `reasoning`, marks of reasoning are content.
+    """
+
+    def __init__(
+        self, names: Collection[str] = (), *, reasoning: ReasoningMarks | None = None
+    ) -> None:
+        self._names = names
+        self._reasoning = reasoning
+        self._text = TextBuffer()
+        self._pieces: list[Piece] = []
+        #: What text is that has been read and not passed on, if the output ends; None: nothing.
+        self._held_kind: PieceKind | None = "content"
+        self._num_calls = 0
+        self._is_after_call = False
+        self._reading = self._output()
+        next(self._reading)
+
+    @property
+    def num_calls(self) -> int:
+        """How many calls have begun."""
+        return self._num_calls
+
+    def feed(self, text: str) -> list[Piece]:
+        """The pieces that are certain with this text. Adjacent ones of one kind are joined."""
+        if text:
+            self._text.append(text)
+            next(self._reading)
+        return self._taken()
+
+    def finish(self) -> list[Piece]:
+        """The rest, if no text follows."""
+        self._reading.close()
+        held = self._text.take_all()
+        if self._held_kind:
+            self._emit(self._held_kind, held)
+        return self._taken()
+
+    def _taken(self) -> list[Piece]:
+        pieces, self._pieces = self._pieces, []
+        return [
+            Piece(kind, "".join(one.text for one in own), index)
+            for (kind, index), own in groupby(pieces, key=lambda one: (one.kind, one.index))
+        ]
+
+    def _emit(self, kind: PieceKind, text: str) -> None:
+        if text:
+            is_of_call = kind in ("call", "arguments")
+            self._pieces.append(Piece(kind, text, self._num_calls - 1 if is_of_call else 0))
+
+    def _output(self) -> Generator[None, None, None]:
+        """Reads the whole output. Waits at each `yield` for more text, without an end."""
+        if self._reasoning:
+            yield from self._attempt(self._read_reasoning(self._reasoning))
+        if not self._names:
+            yield from self._read_until((), kind="content")
+        yield from self._attempt(self._bare_calls())
+        while True:
+            begin = yield from self._read_content()
+            yield from self._attempt(self._calls(begin))
+
+    def _attempt(self, reading: Reading[None]) -> Reading[None]:
+        """Reads on; if the text is malformed, what was read and not passed on becomes content."""
+        try:
+            yield from reading
+        except Malformed:
+            self._emit("content", self._text.take())
+        self._held_kind = "content"
+
+    def _read_reasoning(self, marks: ReasoningMarks) -> Reading[None]:
+        """Reads the reasoning, if the output begins with it."""
+        if not marks.is_open:
+            yield from self._text.skip_space()
+            if not (yield from self._text.skip(marks.begin)):
+                self._text.unread()
+                return
+        yield from self._text.drop_space()
+        self._held_kind = "reasoning"
+        yield from self._read_until([marks.end], kind="reasoning")
+        self._held_kind = None
+        yield from self._text.drop_space()
+
+    def _read_content(self) -> Reading[str]:
+        """Reads up to an opening mark, and over it. Returns the mark."""
+        while True:
+            if self._is_after_call:
+                yield from self._text.drop_space()
+                self._is_after_call = yield from self._skip_one_of(_ENDS)
+                continue
+            mark = yield from self._read_until((*_BEGINS, *_AROUND), kind="content")
+            if mark in _BEGINS:
+                return mark
+
+    def _skip_one_of(self, marks: Sequence[str]) -> Reading[bool]:
+        for mark in marks:
+            if (yield from self._text.skip(mark)):
+                return True
+        return False
+
+    def _read_until(self, marks: Sequence[str], *, kind: PieceKind) -> Reading[str]:
+        """Passes the text before one of the marks on, and reads the mark."""
+        while True:
+            text, mark = self._text.before_mark(marks)
+            self._emit(kind, text)
+            if mark:
+                return mark
+            yield
+
+    def _bare_calls(self) -> Reading[None]:
+        """Reads the calls at the start of an output, if it begins with them."""
+        yield from self._text.skip_space()
+        # One of the marks begins with a bracket, too.
+        is_marked = yield from self._skip_one_of(_BEGINS)
+        if not is_marked and (yield from self._text.peek()) in "[{":
+            yield from self._json_calls()
+        else:
+            self._text.unread()
+
+    def _calls(self, begin: str) -> Reading[None]:
+        """Reads what follows an opening mark: one call, several, or a list of them."""
+        own = [one for one in FORMATS if one.begin == begin]
+        yield from self._text.skip_space()
+        if (yield from self._text.peek()) in "[{" and not all(one.separator for one in own):
+            yield from self._json_calls()
+            return
+        for one in own:
+            if one.separator and (yield from self._text.skip(one.prefix)):
+                yield from self._named_call(one.separator)
+                return
+        raise Malformed
+
+    def _json_calls(self) -> Reading[None]:
+        if (yield from self._text.skip("[")):
+            yield from self._object_calls(",")
+            yield from self._text.expect("]")
+        else:
+            # Llama 3 writes several calls with semicolons between them.
+            yield from self._object_calls(";")
+        self._text.drop()
+
+    def _object_calls(self, separator: str) -> Reading[None]:
+        while True:
+            yield from self._text.skip_space()
+            yield from self._object_call()
+            self._is_after_call = True
+            yield from self._text.skip_space()
+            if not (yield from self._text.skip(separator)):
+                return
+
+    def _named_call(self, separator: str) -> Reading[None]:
+        """Reads a call whose name stands before the separator."""
+        name = yield from self._text.until(separator, at_most=MAX_NAME_LENGTH)
+        self._begin_call(name.strip())
+        yield from self._text.drop_space()
+        yield from self._pass_arguments()
+        self._is_after_call = True
+
+    def _object_call(self) -> Reading[None]:
+        """Reads a JSON object with the name and the arguments, in either order."""
+        yield from self._text.expect("{")
+        is_named, arguments = False, None
+        while True:
+            key = yield from self._key()
+            if key == "name" and not is_named:
+                name = yield from self._text.string()
+                self._begin_call(name)
+                is_named = True
+                self._emit("arguments", arguments or "")
+            elif key in _ARGUMENTS and arguments is None and is_named:
+                arguments = ""
+                self._text.drop()
+                yield from self._pass_arguments()
+            elif key in _ARGUMENTS and arguments is None:
+                value = yield from self._text.value()
+                arguments = string_of(value) if value.startswith('"') else value
+            else:
+                yield from self._text.value()
+            yield from self._text.skip_space()
+            if not (yield from self._text.skip(",")):
+                break
+        yield from self._text.expect("}")
+        if not is_named:
+            raise Malformed
+        if arguments is None:
+            self._emit("arguments", _NO_ARGUMENTS)
+        self._text.drop()
+
+    def _key(self) -> Reading[str]:
+        yield from self._text.skip_space()
+        key = yield from self._text.string()
+        yield from self._text.skip_space()
+        yield from self._text.expect(":")
+        yield from self._text.skip_space()
+        return key
+
+    def _begin_call(self, name: str) -> None:
+        if name not in self._names:
+            raise Malformed
+        self._num_calls += 1
+        self._text.drop()
+        self._held_kind = None
+        self._emit("call", name)
+
+    def _pass_arguments(self) -> Reading[None]:
+        """Passes a JSON value on as it comes. One that is JSON text in a string comes whole."""
+        reading = self._text.skip_value()
+        if (yield from self._text.peek()) == '"':
+            yield from reading
+            self._emit("arguments", string_of(self._text.take()))
+            return
+        for _ in reading:
+            self._emit("arguments", self._text.take())
+            yield
+        self._emit("arguments", self._text.take())
+
+
+_ARGUMENTS = ("arguments", "parameters")
+_BEGINS = tuple(dict.fromkeys(one.begin for one in FORMATS))
+_ENDS = tuple(mark for one in FORMATS for mark in (*one.ends, *one.around))
+_AROUND = tuple(dict.fromkeys(mark for one in FORMATS for mark in one.around))

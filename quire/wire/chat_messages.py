@@ -1,0 +1,91 @@
+"""The messages of a chat, in OpenAI's form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quire.errors import InvalidRequest
+from quire.wire.json_text import read_object
+
+#: The most messages of one conversation.
+MAX_MESSAGES = 4096
+
+#: The most calls of one message.
+MAX_CALLS = 256
+
+
+def checked_messages(messages: object) -> list[dict[str, Any]]:
+    """The messages as chat templates take them. InvalidRequest names the path.
+
+    Every message has a content, which may be empty where a message has calls. The arguments of
+    calls are objects: OpenAI's API sends them as JSON text.
+    """
+    if not isinstance(messages, list) or not 0 < len(messages) <= MAX_MESSAGES:
+        raise InvalidRequest("body.messages", f"must be an array of 1 to {MAX_MESSAGES} messages")
+    return [_message(one, f"body.messages.{index}") for index, one in enumerate(messages)]
+
+
+def _message(message: object, field: str) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise InvalidRequest(field, "must be a map")
+    role = message.get("role")
+    if not isinstance(role, str):
+        raise InvalidRequest(f"{field}.role", "must be a string")
+    read = dict(message)
+    calls = message.get("tool_calls") if role == "assistant" else None
+    if calls is not None:
+        read["tool_calls"] = _calls(calls, f"{field}.tool_calls")
+    if role == "assistant" and not isinstance(message.get("reasoning_content"), str | None):
+        raise InvalidRequest(f"{field}.reasoning_content", "must be a string")
+    # An assistant's message may have a content of null, or only calls. Templates expect a text.
+    if role == "assistant" and message.get("content", None if calls else "") is None:
+        read["content"] = ""
+    if not _is_text(read.get("content")):
+        raise InvalidRequest(f"{field}.content", "must be a string or an array of text parts")
+    return read
+
+
+def _calls(calls: object, field: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list) or len(calls) > MAX_CALLS:
+        raise InvalidRequest(field, f"must be an array of at most {MAX_CALLS} calls")
+    return [_call(one, f"{field}.{index}") for index, one in enumerate(calls)]
+
+
+def _call(call: object, field: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping):
+        raise InvalidRequest(f"{field}.function", "must be a map with name and arguments")
+    if not isinstance(function.get("name"), str):
+        raise InvalidRequest(f"{field}.function.name", "must be a string")
+    arguments = _arguments(function.get("arguments"), f"{field}.function.arguments")
+    return {**call, "type": "function", "function": {**function, "arguments": arguments}}
+
+
+def _arguments(arguments: object, field: str) -> dict[str, Any]:
+    if isinstance(arguments, dict):
+        return arguments
+    if not isinstance(arguments, str):
+        raise InvalidRequest(field, "must be the JSON text of an object")
+    if not arguments.strip():
+        return {}
+    try:
+        read, fault = read_object(arguments)
+    except InvalidRequest as error:
+        raise InvalidRequest(
+            field, f"must be the JSON text of an object: {error.message}"
+        ) from None
+    if fault is not None:
+        raise InvalidRequest(field, f"{fault.path} {fault.message}")
+    return read
+
+
+def _is_text(content: object) -> bool:
+    if isinstance(content, list):
+        return bool(content) and all(
+            isinstance(part, dict)
+            and part.get("type") == "text"
+            and isinstance(part.get("text"), str)
+            for part in content
+        )
+    return isinstance(content, str)

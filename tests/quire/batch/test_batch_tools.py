@@ -1,0 +1,43 @@
+"""Lines of a batch whose outputs call functions."""
+
+import json
+
+from quire.batch.lines import BatchLine, output_line, parse_line
+from quire.wire.output import FinishReason
+from tests.quire.builders import make_completion
+
+TOOLS = [{"type": "function", "function": {"name": "weather"}}]
+
+
+def line_of(**fields: object) -> BatchLine:
+    body = {"messages": [{"role": "user", "content": "hi"}], **fields}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    parsed = parse_line(json.dumps(line), number=1, batch="b")
+    assert isinstance(parsed, BatchLine), parsed
+    return parsed
+
+
+def choice_of(line: BatchLine, text: str) -> dict[str, object]:
+    completion = make_completion("batch-x", text=text, finish_reason=FinishReason.EOS)
+    (choice,) = json.loads(output_line(line, [completion]))["response"]["body"]["choices"]
+    return dict(choice)
+
+
+def test_the_output_line_has_the_calls() -> None:
+    text = '<tool_call>{"name": "weather", "arguments": {"city": "Rome"}}</tool_call>'
+    choice = choice_of(line_of(tools=TOOLS), text)
+    assert choice["finish_reason"] == "tool_calls"
+    message = choice["message"]
+    assert isinstance(message, dict) and message["content"] is None
+    (call,) = message["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "Rome"}'}
+    assert choice_of(line_of(tools=TOOLS), text) == choice
+    # The control: nothing was declared.
+    assert choice_of(line_of(), text)["message"] == {"role": "assistant", "content": text}
+
+
+def test_a_line_with_a_wrong_function_is_bad() -> None:
+    wrong = {"custom_id": "a", "url": "/v1/chat/completions",
+             "body": {"messages": [{"role": "user", "content": "x"}], "tools": [{}]}}  # fmt: skip
+    bad = parse_line(json.dumps(wrong), number=1, batch="b")
+    assert not isinstance(bad, BatchLine) and "body.tools.0.type" in bad.message

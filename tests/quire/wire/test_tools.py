@@ -1,0 +1,187 @@
+"""What a chat may say about functions, and the schema of an output that must call one."""
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from quire.errors import InvalidRequest
+from quire.openai.tools.parser import ToolCallParser
+from quire.wire.arguments import build_request
+from quire.wire.protocol import GenerationRequest
+from quire.wire.sampling import ParsedBody, parse_body
+from quire.wire.tools import MAX_TOOLS
+
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Is it warm in Rome?"}]}
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+#: A schema that refers to itself.
+TREE = {
+    "type": "object",
+    "properties": {"root": {"$ref": "#/$defs/node"}},
+    "required": ["root"],
+    "$defs": {
+        "node": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "maxLength": 3},
+                "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]},
+            },
+            "required": ["name", "next"],
+            "additionalProperties": False,
+        }
+    },
+}
+
+
+def function(name: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **fields}}
+
+
+WEATHER, FORESTS = function("weather", parameters=CITY), function("plant", parameters=TREE)
+NOW = function("now", description="The time.")
+CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+
+
+def parsed(**fields: Any) -> ParsedBody:
+    return parse_body("chat.completions", CHAT | fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "path"),
+    [
+        ({"tools": {}}, "tools"),
+        ({"tools": [NOW] * (MAX_TOOLS + 1)}, "tools"),
+        ({"tools": [{"type": "custom"}]}, "tools.0.type"),
+        ({"tools": [WEATHER, {"type": "function"}]}, "tools.1.function"),
+        ({"tools": [function("two words")]}, "tools.0.function.name"),
+        ({"tools": [function("n" * 65)]}, "tools.0.function.name"),
+        ({"tools": [NOW, NOW]}, "tools.1.function.name"),
+        ({"tools": [function("f", parameters=[])]}, "tools.0.function.parameters"),
+        ({"tools": [function("f", parameters={"type": "array"})]}, "tools.0.function.parameters"),
+        ({"tools": [function("f", description=3)]}, "tools.0.function.description"),
+        ({"tools": [function("f", strict="yes")]}, "tools.0.function.strict"),
+        ({"tools": [function("f", strict=True)]}, "tools.0.function.strict"),
+        ({"tools": [function("f", returns={})]}, "tools.0.function.returns"),
+        ({"tools": [NOW], "tool_choice": "any"}, "tool_choice"),
+        ({"tools": [NOW], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        ({"tools": [NOW], "tool_choice": function("later")}, "tool_choice.function.name"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [NOW], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
+        ({"tools": [NOW], "regex": "a"}, "regex"),
+        ({"tools": [NOW], "response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [NOW], "tool_choice": "required", "ignore_eos": True}, "ignore_eos"),
+        ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs.messages"),
+        ({"chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs.bos_token"),
+        ({"chat_template_kwargs": {"deep": {}}}, "chat_template_kwargs.deep"),
+        ({"chat_template_kwargs": {"__class__": 1}}, "chat_template_kwargs"),
+    ],
+)  # fmt: skip
+def test_a_wrong_field_is_named(fields: dict[str, Any], path: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parsed(**fields)
+    assert caught.value.field == f"body.{path}"
+
+
+@pytest.mark.parametrize(
+    ("message", "path"),
+    [
+        ({"role": "assistant", "tool_calls": {}}, "tool_calls"),
+        ({"role": "assistant", "tool_calls": [{}]}, "tool_calls.0.function"),
+        ({"role": "assistant", "tool_calls": [{"function": {}}]}, "tool_calls.0.function.name"),
+        ({"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]},
+         "tool_calls.0.function.arguments"),
+        ({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]},
+         "tool_calls.0.function.arguments"),
+        ({"role": "assistant", "content": "x", "reasoning_content": 3}, "reasoning_content"),
+        ({"role": "tool", "tool_call_id": "c1"}, "content"),
+        ({"role": "user", "content": None, "tool_calls": [CALL]}, "content"),
+    ],
+)  # fmt: skip
+def test_a_wrong_message_is_named(message: dict[str, Any], path: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parsed(messages=[*CHAT["messages"], message])
+    assert caught.value.field == f"body.messages.1.{path}"
+
+
+def test_templates_get_the_arguments_of_earlier_calls_as_objects() -> None:
+    call = {"id": "c1", "type": "function",
+            "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}  # fmt: skip
+    empty = {"function": {"name": "now", "arguments": ""}}
+    said = {"role": "assistant", "content": None, "tool_calls": [call, empty]}
+    result = {"role": "tool", "tool_call_id": "c1", "content": "31"}
+    messages = parsed(messages=[*CHAT["messages"], said, result], tools=[WEATHER]).messages
+    assert messages is not None and messages[1]["content"] == ""
+    told = [one["function"]["arguments"] for one in messages[1]["tool_calls"]]
+    assert told == [{"city": "Rome"}, {}]
+    assert messages[2] == result
+
+
+def test_nothing_is_declared_where_nothing_may_be_called() -> None:
+    assert parsed(tools=[NOW], tool_choice="none").tools is None
+    assert parsed(tools=[]).tools is None
+    use = parsed(tools=[NOW, WEATHER]).tools
+    assert use is not None and (use.names, use.required) == (("now", "weather"), ())
+
+
+def test_special_tokens_stay_in_the_text_unless_the_caller_says_otherwise() -> None:
+    assert not parsed(tools=[NOW]).sampling.skip_special_tokens
+    assert parsed(tools=[NOW], skip_special_tokens=True).sampling.skip_special_tokens
+    assert parsed().sampling.skip_special_tokens
+
+
+def test_the_fields_cross_the_wire() -> None:
+    body = CHAT | {"tools": [FORESTS], "chat_template_kwargs": {"enable_thinking": False}}
+    sent = GenerationRequest(kind="chat.completions", body=body).encode()
+    received = GenerationRequest.decode(sent).parse_body()
+    assert received.tools is not None and received.tools.names == ("plant",)
+    assert received.template_arguments == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("fields", "valid", "invalid"),
+    [
+        (
+            {"tool_choice": "required"},
+            [{"name": "weather", "arguments": {"city": "Rome"}}, {"name": "now", "arguments": {}}],
+            [],
+        ),
+        (
+            {"tool_choice": "required", "parallel_tool_calls": False},
+            {"name": "plant", "arguments": {"root": {"name": "a", "next": None}}},
+            {"name": "plant", "arguments": {"root": {"name": "a", "next": {}}}},
+        ),
+        (
+            {"tool_choice": function("weather")},
+            {"name": "weather", "arguments": {"city": "Rome"}},
+            {"name": "now", "arguments": {}},
+        ),
+    ],
+)
+def test_a_required_call_has_a_schema(fields: dict[str, Any], valid: Any, invalid: Any) -> None:
+    body = parsed(tools=[WEATHER, NOW, FORESTS], **fields)
+    assert body.constraint is not None and body.constraint.field == "body.tools"
+    jsonschema.validate(valid, body.constraint.value)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(invalid, body.constraint.value)
+
+
+def test_what_the_schema_accepts_is_read_as_calls() -> None:
+    calls = [{"name": "weather", "arguments": {"city": "Rome"}}, {"name": "now", "arguments": {}}]
+    pieces = ToolCallParser({"weather", "now"}).feed(json.dumps(calls))
+    assert [one.text for one in pieces] == ["weather", '{"city": "Rome"}', "now", "{}"]
+
+
+def test_a_client_passes_functions_with_its_messages() -> None:
+    request, body = build_request(
+        {"messages": CHAT["messages"], "tools": (WEATHER,), "tool_choice": "required"},
+        tenant="t", now_ms=None,
+    )  # fmt: skip
+    assert request.body["tools"] == [WEATHER]
+    assert body.tools is not None and body.tools.required == ("weather",)
+
+
+def test_functions_need_messages() -> None:
+    with pytest.raises(InvalidRequest, match="tools: needs messages"):
+        build_request({"prompt": "x", "tools": [WEATHER]}, tenant="t", now_ms=None)

@@ -1,0 +1,171 @@
+"""Calls of functions over HTTP: whole, as a stream, and as a stream that goes on elsewhere."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from tests.service.gateway.builders import CHAT, Event, GatewayThread
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+NOW = {"type": "function", "function": {"name": "now"}}
+BODY: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "Is it warm in Rome?"}],
+    "tools": [WEATHER, NOW],
+}
+OUTPUT = (
+    "I shall ask.\n<tool_call>\n"
+    '{"name": "weather", "arguments": {"city": "Rome", "days": [1, 2]}}'
+    '\n</tool_call>\n<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+)
+CALLS = [("weather", {"city": "Rome", "days": [1, 2]}), ("now", {})]
+
+
+def in_pieces(text: str, size: int = 7) -> list[str]:
+    return [text[begin : begin + size] for begin in range(0, len(text), size)]
+
+
+@pytest.fixture
+def client(gateway: GatewayThread) -> Any:
+    with OpenAI(base_url=gateway.url, api_key="unused", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(autouse=True)
+def _calls(script: Any) -> None:
+    script.pieces = in_pieces(OUTPUT)
+
+
+def told(calls: Any) -> list[tuple[str, Any]]:
+    return [(call.function.name, json.loads(call.function.arguments)) for call in calls]
+
+
+def test_a_whole_answer_has_the_calls(client: Any) -> None:
+    (choice,) = client.chat.completions.create(model="fake", **BODY).choices
+    assert choice.message.content == "I shall ask."
+    assert told(choice.message.tool_calls) == CALLS
+    assert choice.finish_reason == "tool_calls"
+    assert len({call.id for call in choice.message.tool_calls}) == 2
+
+
+def test_a_stream_comes_to_the_same_calls(client: Any, fake: Any) -> None:
+    with client.chat.completions.stream(model="fake", **BODY) as stream:
+        streamed = stream.get_final_completion()
+    (choice,) = streamed.choices
+    again = client.chat.completions.create(
+        model="fake", **BODY, extra_headers={"Idempotency-Key": "k"}
+    )
+    assert choice.message.content == again.choices[0].message.content
+    assert told(choice.message.tool_calls) == CALLS
+    assert choice.finish_reason == "tool_calls"
+    assert fake.requests[0].body["tools"] == BODY["tools"]
+
+
+def test_the_result_of_a_call_goes_back_to_the_model(client: Any, fake: Any, script: Any) -> None:
+    first = client.chat.completions.create(model="fake", **BODY).choices[0].message
+    script.pieces = ["31 degrees."]
+    results = [
+        {"role": "tool", "tool_call_id": call.id, "content": "31"} for call in first.tool_calls
+    ]
+    messages = [*BODY["messages"], first.to_dict(), *results]
+    last = client.chat.completions.create(model="fake", **BODY | {"messages": messages})
+    assert last.choices[0].message.content == "31 degrees."
+    assert last.choices[0].message.tool_calls is None
+    assert last.choices[0].finish_reason == "stop"
+    sent = fake.requests[-1].parse_body().messages
+    assert sent[1]["tool_calls"][0]["function"]["arguments"] == CALLS[0][1]
+
+
+def deltas_of(events: list[Event]) -> list[Any]:
+    return [event.choice["delta"] for event in events if event.data not in ("", "[DONE]")]
+
+
+def test_a_stream_cut_at_any_event_goes_on_with_the_same_deltas(
+    start: Callable[..., GatewayThread],
+) -> None:
+    first, second = start(), start()
+    request_id = first.ask("POST", CHAT, BODY).request_id
+    with first.resume(request_id) as whole:
+        events = whole.rest()
+    assert sum("tool_calls" in delta for delta in deltas_of(events)) > 5
+    for index, event in enumerate(events[1:-2], start=1):
+        with second.resume(request_id, event.id) as again:
+            assert deltas_of(again.rest()) == deltas_of(events[index + 1 :]), event
+
+
+def test_a_stream_goes_on_from_a_number_of_tokens_within_a_piece(gateway: GatewayThread) -> None:
+    """The fake model's tokens are characters."""
+    request_id = gateway.ask("POST", CHAT, BODY).request_id
+    begin = OUTPUT.index("Rome") + 2
+    with gateway.resume(request_id, str(begin)) as again:
+        deltas = deltas_of(again.rest())
+    arguments = "".join(
+        call["function"]["arguments"]
+        for delta in deltas
+        for call in delta.get("tool_calls", [])
+        if call["index"] == 0
+    )
+    assert arguments == 'me", "days": [1, 2]}'
+
+
+def test_each_choice_has_calls_of_its_own(gateway: GatewayThread) -> None:
+    reply = gateway.ask("POST", CHAT, BODY | {"n": 2})
+    ids = [call["id"] for one in reply.body["choices"] for call in one["message"]["tool_calls"]]
+    assert len(set(ids)) == 4
+    with gateway.resume(reply.request_id) as whole:
+        events = whole.rest()
+    begun = [
+        call["id"]
+        for delta in deltas_of(events)
+        for call in delta.get("tool_calls", [])
+        if "id" in call
+    ]
+    assert sorted(begun) == sorted(ids)
+
+
+def test_an_output_that_ends_early_says_so(client: Any, script: Any) -> None:
+    script.pieces = in_pieces('<tool_call>{"name": "weather", "arguments": {"city": "Ro')
+    (choice,) = client.chat.completions.create(model="fake", **BODY).choices
+    assert choice.message.content is None
+    assert choice.message.tool_calls[0].function.arguments == '{"city": "Ro'
+
+
+def test_a_function_that_was_not_declared_is_content(client: Any) -> None:
+    body = BODY | {"tools": [NOW]}
+    (choice,) = client.chat.completions.create(model="fake", **body).choices
+    assert choice.message.content.startswith("I shall ask.\n<tool_call>")
+    assert told(choice.message.tool_calls) == CALLS[1:]
+
+
+@pytest.mark.parametrize("fields", [{}, {"tools": [WEATHER], "tool_choice": "none"}])
+def test_without_functions_everything_is_content(client: Any, fields: dict[str, Any]) -> None:
+    body = {"messages": BODY["messages"]} | fields
+    (choice,) = client.chat.completions.create(model="fake", **body).choices
+    assert (choice.message.content, choice.message.tool_calls) == (OUTPUT, None)
+    assert choice.finish_reason == "stop"
+
+
+def test_a_wrong_function_is_refused_by_its_path(gateway: GatewayThread) -> None:
+    wrong = BODY | {"tools": [WEATHER, {"type": "function", "function": {"name": "two words"}}]}
+    reply = gateway.ask("POST", CHAT, wrong)
+    assert (reply.status, reply.error["param"]) == (400, "tools.1.function.name")
+
+
+def test_logprobs_come_with_each_piece(gateway: GatewayThread) -> None:
+    body = BODY | {"stream": True, "logprobs": True}
+    events = gateway.ask("POST", CHAT, body).events
+    texts = [
+        token["token"]
+        for event in events
+        if event.data not in ("", "[DONE]") and event.choice["logprobs"]
+        for token in event.choice["logprobs"]["content"]
+    ]
+    assert "".join(texts) == OUTPUT
