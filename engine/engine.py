@@ -9,18 +9,16 @@ On a device that runs asynchronously, a GPU, the next step is planned and launch
 flight, so that the device never waits for this thread.
 """
 
-import heapq
 import logging
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from engine.batch import UNKNOWN_TOKEN, Batch, ComputedStep, LaunchedStep, ModelRunner, StepResult
 from engine.config import EngineConfig
+from engine.ending import Endings, last_output, replay
 from engine.errors import DeviceFailed, DuplicateRequest
 from engine.invariants import violations
 from engine.logprobs import Logprobs
-from engine.output.stopping import finish_reason_of
 from engine.port import Clock, RequestOutput
 from engine.refusals import fault_of, refuse_if_never_servable
 from engine.request import Activity, FinishReason, Progress, Request, Run, take_text
@@ -28,9 +26,6 @@ from engine.scheduling.scheduler import Scheduler
 from engine.stats import EngineSnapshot, StepKind, StepStats
 
 logger = logging.getLogger(__name__)
-
-#: Deadlines of finished requests that may stay in the heap before it is rebuilt.
-MAX_STALE_DEADLINES = 1024
 
 
 class Launched(NamedTuple):
@@ -48,8 +43,7 @@ class Engine:
         self.config = config
         self._runner = runner
         self._scheduler = Scheduler(config)
-        self._aborts: deque[tuple[str, FinishReason, str | None]] = deque()
-        self._deadlines: list[tuple[float, str]] = []
+        self._endings = Endings()
         self._outputs: list[RequestOutput] = []
         self._next: Launched | None = None
         self._last_result_time = 0.0
@@ -98,10 +92,9 @@ class Engine:
         if request.request_id in self._scheduler.requests:
             raise DuplicateRequest(request.request_id)
         refuse_if_never_servable(request, self.config)
-        reason = self._replay(request)
+        reason = replay(request, self.config)
         self._scheduler.add(request)
-        if request.deadline is not None:
-            self._watch_deadline(request.request_id, request.deadline)
+        self._endings.watch(request, alive=self._scheduler.requests)
         if reason is not None:
             self._finish(request, reason, now=request.arrival_time)
 
@@ -117,11 +110,11 @@ class Engine:
         The next `step()` returns its last output. Unknown and finished ids are ignored: the abort
         may have crossed the end of the generation.
         """
-        self._aborts.append((request_id, reason, error))
+        self._endings.abort(request_id, reason, error)
 
     def has_work(self) -> bool:
         """Whether a `step()` now would do anything."""
-        return bool(self._scheduler.requests or self._aborts or self._outputs)
+        return bool(self._scheduler.requests or self._endings.has_aborts or self._outputs)
 
     def alive_request_ids(self) -> list[str]:
         """Ids of all requests that are not finished."""
@@ -304,42 +297,11 @@ class Engine:
     ) -> None:
         """End a request outside of `apply` and report it, without a token."""
         self._scheduler.finish(request, reason, now=now, error=error, faulty_field=faulty_field)
-        # Whoever resumes a released request replays its tokens, and so the held-back text.
-        text = "" if reason is FinishReason.RELEASED else take_text(request, final=True)
-        output = RequestOutput(request, request.num_output_tokens, (), text, reason, error)
-        self._outputs.append(output)
+        self._outputs.append(last_output(request, reason, error=error))
 
     def _apply_aborts(self, now: float) -> None:
-        while self._aborts:
-            request_id, reason, error = self._aborts.popleft()
-            request = self._scheduler.requests.get(request_id)
-            if request is not None:
-                self._finish(request, reason, now=now, error=error)
-        while self._deadlines and self._deadlines[0][0] <= now:
-            deadline, request_id = heapq.heappop(self._deadlines)
-            request = self._scheduler.requests.get(request_id)
-            # The entry may be that of an ended request whose id is in use again.
-            if request is not None and request.deadline == deadline:
-                self._finish(request, FinishReason.DEADLINE, now=now)
-
-    def _watch_deadline(self, request_id: str, deadline: float) -> None:
-        heapq.heappush(self._deadlines, (deadline, request_id))
-        if len(self._deadlines) > 2 * len(self._scheduler.requests) + MAX_STALE_DEADLINES:
-            alive = self._scheduler.requests
-            self._deadlines = [entry for entry in self._deadlines if entry[1] in alive]
-            heapq.heapify(self._deadlines)
-
-    def _replay(self, request: Request) -> FinishReason | None:
-        """Feed the published tokens to the text; the reason if they end the generation.
-
-        Where another tokenizer than ours decoded them, a stop string may be complete before the
-        last one.
-        """
-        stop_string_found = False
-        if request.text is not None:
-            stop_string_found = any(map(request.text.append, request.output_token_ids))
-            request.text.take_text(final=False)
-        return finish_reason_of(request, self.config, stop_string_found=stop_string_found)
+        for request, reason, error in self._endings.due(now, alive=self._scheduler.requests):
+            self._finish(request, reason, now=now, error=error)
 
 
 def outputs_of(run: Run, logprobs: Sequence[Logprobs]) -> Iterator[RequestOutput]:

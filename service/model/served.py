@@ -100,6 +100,8 @@ def load_model(settings: Settings) -> ServedModel:
     Raises:
         ModelRefused: this model cannot be served here; the message has the reason.
     """
+    if settings.engine == "vllm":
+        return _load_vllm(settings)
     try:
         from transformers.utils.logging import disable_progress_bar
 
@@ -144,6 +146,50 @@ def load_model(settings: Settings) -> ServedModel:
         read_threads=runner.num_threads,
         bytes_per_block=facts.bytes_per_block,
         adapters=facts.adapters,
+        grammars=_grammars_for(tokenizer, config),
+    )
+    _keep_out_of_collections()
+    return served
+
+
+def _load_vllm(settings: Settings) -> ServedModel:
+    """Load the model of `settings` into vLLM; the tokenizer, text and constraints are ours."""
+    try:
+        from engine.vllm.engine import VllmEngine
+        from engine.vllm.load import load_vllm
+    except ModuleNotFoundError as error:
+        raise ModelRefused(f"no model can be loaded: the module {error.name} is missing") from error
+
+    take_over_libraries()
+    facts = load_vllm(
+        settings.model_source,
+        dtype=settings.dtype,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        long_prefill_token_threshold=settings.long_prefill_token_threshold,
+        num_blocks=settings.num_blocks,
+        kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
+        enable_prefix_caching=settings.enable_prefix_caching,
+        max_model_len=settings.max_model_len,
+        given=settings.vllm,
+    )
+    config = engine_config(
+        settings,
+        num_blocks=facts.num_blocks,
+        num_host_blocks=0,
+        block_size=facts.block_size,
+        max_num_batched_tokens=facts.max_num_batched_tokens,
+        max_model_len=facts.max_model_len,
+        vocab_size=facts.vocab_size,
+        eos_token_ids=facts.eos_token_ids,
+    )
+    _warn_of_lengths(settings, config, model_reads=facts.max_model_len)
+    tokenizer = _tokenizer_in(facts.source)
+    served = ServedModel(
+        engine=VllmEngine(config, facts.backend),
+        tokenizer=tokenizer,
+        fingerprint=facts.fingerprint,
+        build={"torch": version("torch"), "device": facts.device, "dtype": facts.dtype},
         grammars=_grammars_for(tokenizer, config),
     )
     _keep_out_of_collections()

@@ -5,7 +5,7 @@ and has no effect causes a warning. Defaults never cause one: nobody has chosen 
 """
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 #: The keys of a request are kept for at least this many leases. Their expiry is renewed when half
 #: of it has passed. So at least half is left when a worker dies: one lease until the claim expires,
@@ -13,6 +13,13 @@ from typing import Protocol
 KEPT_LEASES = 4
 #: A step with a draft has at least this many tokens: the last known one and one guessed token.
 MIN_DRAFTED_STEP_TOKENS = 2
+#: Settings of the native engine alone.
+NATIVE_ONLY = (
+    *("adapters", "async_scheduling", "attention_backend", "batch_mode", "block_size"),
+    *("deterministic", "device", "dynamic_batching", "max_prefill_tokens"),
+    *("max_speculative_step_tokens", "model_path", "num_host_blocks", "num_speculative_tokens"),
+    *("preemption_mode", "watermark"),
+)
 
 
 class Combined(Protocol):
@@ -33,6 +40,11 @@ class Combined(Protocol):
     num_speculative_tokens: int
     max_speculative_step_tokens: int
     async_scheduling: bool
+
+    vllm: dict[str, Any]
+
+    @property
+    def engine(self) -> str: ...
 
     @property
     def device(self) -> str: ...
@@ -126,6 +138,12 @@ def refusal(settings: Combined) -> str | None:
     """Why these settings cannot be combined; None if they can."""
     if any(shard >= settings.shards for shard in settings.served_shards):
         return f"served_shards: must be from 0 to {settings.shards - 1}"
+    if settings.engine == "native" and settings.vllm:
+        return "vllm has arguments, and engine is 'native': set engine to 'vllm'"
+    if settings.engine == "vllm":
+        unserved = [name for name in NATIVE_ONLY if name in settings.model_fields_set]
+        if unserved:
+            return f"engine vllm does not serve {', '.join(unserved)}"
     return next((reason for is_wrong, reason in _REFUSED if is_wrong(settings)), None)
 
 

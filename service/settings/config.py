@@ -28,9 +28,13 @@ from service.settings.reading import (
     setting,
     split_list,
 )
+from service.settings.sources import table_of, table_variables
 
 #: The model that ships with the checkout.
 EMBEDDED_MODEL = Path(__file__).resolve().parents[2] / "models" / "abacus"
+
+#: The prefix of the variables that are arguments of vLLM.
+VLLM_PREFIX = "QUIRE_VLLM_"
 
 #: The port of /metrics. Prometheus' exporters use 9100 to 9999, and two of them often run on the
 #: same machines: the node exporter (9100) and NVIDIA's DCGM exporter (9400).
@@ -189,6 +193,19 @@ class Settings(EngineSettings):
     )
     log_level: LogLevel = setting("Observability", LOG_LEVEL_TEXT, default="info")
     log_format: LogFormat = setting("Observability", LOG_FORMAT_TEXT, default="auto")
+
+    @classmethod
+    def values_by_source(cls, flags: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """See `ProcessSettings`; arguments of vLLM are merged, one by one, over all sources."""
+        sources = super().values_by_source(flags)
+        named = table_variables(os.environ, prefix=VLLM_PREFIX)
+        if named:
+            variables = sources["variable"]
+            variables["vllm"] = table_of(variables.get("vllm", {}), name="vllm") | named
+        for values in sources.values():
+            if "vllm" in values:
+                values["vllm"] = table_of(values["vllm"], name="vllm")
+        return sources
 
     @field_validator("adapters", mode="before")
     @classmethod

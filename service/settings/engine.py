@@ -1,7 +1,7 @@
 """The settings of a worker's engine: model, KV cache, scheduler and constraints."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from engine.config import BatchMode, PolicyName, PreemptionMode
 from service.settings.reading import ProcessSettings, setting
@@ -10,6 +10,19 @@ from service.settings.reading import ProcessSettings, setting
 class EngineSettings(ProcessSettings):
     """What model the engine loads, how much memory it takes, and how it schedules."""
 
+    engine: Literal["native", "vllm"] = setting(
+        "Model",
+        "What computes the tokens: Quire's own engine, or vLLM (0.32, installed by you). Both "
+        "continue each other's requests.",
+        default="native",
+    )
+    vllm: dict[str, Any] = setting(
+        "Model",
+        "Arguments of vLLM's own (`EngineArgs`), for `engine` vllm: the table `[worker.vllm]`, "
+        "`--vllm NAME=VALUE` once for each, or `QUIRE_VLLM_<NAME>`. vLLM checks them at load; a "
+        "name that it does not know is refused.",
+        default={},
+    )
     model: str | None = setting(
         "Model",
         "Folder, `.gguf` file (needs the extra `gguf`) or Hugging Face name; unset: the checkout's "

@@ -243,6 +243,8 @@ def make_parser(
         text = f"{field.description} [{_default_text(field)}]".replace("%", "%%")
         if field.annotation is bool:
             groups[section].add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
+        elif get_origin(field.annotation) is dict:
+            groups[section].add_argument(flag, action="append", metavar="NAME=VALUE", help=text)
         else:
             choices = _choices(field) or None
             metavar = None if choices else _type_text(field).upper()
@@ -270,7 +272,7 @@ def _section(field: FieldInfo) -> str:
 
 
 def _default_text(field: FieldInfo) -> str:
-    if field.default in (None, "", ()):
+    if field.default in (None, "", (), {}):
         return "unset"
     if isinstance(field.default, bool):
         return "on" if field.default else "off"
@@ -293,6 +295,8 @@ def _type_text(field: FieldInfo) -> str:
         return ", ".join(choices)
     if get_origin(field.annotation) is tuple:
         return "list"
+    if get_origin(field.annotation) is dict:
+        return "table"
     kinds = [kind for kind in get_args(field.annotation) if kind is not type(None)]
     kind: Any = kinds[0] if kinds else field.annotation
     names = {SecretStr: "secret", bool: "flag", int: "integer", float: "number", str: "text"}

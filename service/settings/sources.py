@@ -16,7 +16,11 @@ from quire.errors import InvalidRequest
 from quire.wire.refusals import nearest
 
 #: Prefixes of variables that other parts of Quire read.
-FOREIGN_PREFIXES = ("QUIRE_EXPORTER_", "QUIRE_GATEWAY_", "QUIRE_KERNEL_", "QUIRE_TEST_")
+FOREIGN_PREFIXES = (
+    *("QUIRE_EXPORTER_", "QUIRE_GATEWAY_", "QUIRE_KERNEL_", "QUIRE_TEST_"),
+    # The arguments of vLLM: vLLM itself refuses an unknown one.
+    "QUIRE_VLLM_",
+)
 
 
 class ConfigurationError(Exception):
@@ -52,6 +56,32 @@ def _ours(environ: Mapping[str, str], *, prefix: str) -> dict[str, str]:
         for variable, text in environ.items()
         if variable.startswith(prefix) and not variable.startswith(foreign)
     }
+
+
+def table_variables(environ: Mapping[str, str], *, prefix: str) -> dict[str, str]:
+    """Name -> value of a table of settings that has one variable for each name."""
+    return {
+        variable.removeprefix(prefix).lower(): text
+        for variable, text in environ.items()
+        if variable.startswith(prefix)
+    }
+
+
+def table_of(value: Any, *, name: str) -> Any:
+    """A table from `NAME=VALUE` texts: a list, as flags have it, or one text with commas.
+
+    Raises:
+        ConfigurationError: a text has no name or no value.
+    """
+    if isinstance(value, str):
+        value = [part for part in value.split(",") if part.strip()]
+    if not isinstance(value, list):
+        return value
+    pairs = [str(text).partition("=") for text in value]
+    for key, equals, _ in pairs:
+        if not key.strip() or not equals:
+            raise ConfigurationError(f"{name}: must be NAME=VALUE")
+    return {key.strip().replace("-", "_"): text.strip() for key, _, text in pairs}
 
 
 def read_file(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.engine import MAX_STALE_DEADLINES
+from engine.ending import MAX_STALE_DEADLINES
 from engine.errors import DeviceFailed, DuplicateRequest, RequestRejected
 from engine.fake_runner import Script
 from engine.request import FinishReason, Priority
@@ -211,7 +211,7 @@ def test_deadlines_of_those_that_ended_before_are_forgotten():
         machine.add(make_request(f"r{index}", max_tokens=1, deadline=1e9))
         machine.step()
     assert machine.engine.snapshot().num_alive == 0
-    assert len(machine.engine._deadlines) <= MAX_STALE_DEADLINES + 2
+    assert len(machine.engine._endings._deadlines) <= MAX_STALE_DEADLINES + 2
 
 
 # -- resuming --------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ def load_model(
     if model.dtype not in DTYPES.values():
         known = ", ".join(DTYPES)
         raise ModelRefused(f"{path} is stored as {model.dtype}; set dtype to one of {known}")
-    return _loaded(model, folder, _content_of_folder(folder), device)
+    return _loaded(model, folder, content_of_folder(folder), device)
 
 
 def _load_file(file: Path, dtype: str, device: torch.device | str) -> LoadedModel:
@@ -337,6 +337,11 @@ def _originals(parameters: dict[str, Any]) -> Iterable[int]:
 
 def _eos_token_ids(model: PreTrainedModel) -> frozenset[int]:
     sources = (model.generation_config, model.config, model.config.get_text_config())
+    return eos_token_ids_in(sources)
+
+
+def eos_token_ids_in(sources: Iterable[object]) -> frozenset[int]:
+    """The end-of-sequence tokens that any of some configs names."""
     return frozenset(
         int(token)
         for source in sources
@@ -353,7 +358,7 @@ def _leaves(value: Any) -> Iterable[Any]:
     return value if isinstance(value, list | tuple) else (value,)
 
 
-def _content_of_folder(folder: Path) -> "hashlib._Hash":
+def content_of_folder(folder: Path) -> "hashlib._Hash":
     """A hash of what a folder contains: all deciding files, and samples of the weights."""
     digest = hashlib.sha256()
     for name in DECIDING_FILES:

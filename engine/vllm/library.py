@@ -1,0 +1,139 @@
+"""vLLM behind `engine.vllm.backend`: an LLMEngine in this process, ids in and ids out.
+
+With one process, the Row of a request is the same object here and in the sampler. So a failure of
+a row is seen here, and a compiled constraint can be used there.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm import SamplingParams
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.llm_engine import LLMEngine
+
+from engine.errors import DeviceFailed
+from engine.logprobs import Logprobs
+from engine.request import Request
+from engine.vllm.backend import NewToken, StepTokens
+from engine.vllm.row import EXTRA_ARG, Row
+
+NOTHING = StepTokens(0, 0, 0)
+
+
+class CountingScheduler(Scheduler):
+    """vLLM's scheduler, which also keeps what the last step computes."""
+
+    last_step = NOTHING
+
+    def schedule(self, *args: Any, **options: Any) -> SchedulerOutput:
+        """See vLLM's Scheduler."""
+        planned = super().schedule(*args, **options)
+        counts = planned.num_scheduled_tokens.values()
+        decodes = sum(number == 1 for number in counts)
+        self.last_step = StepTokens(len(counts), sum(counts) - decodes, decodes)
+        return planned
+
+
+class VllmBackend:
+    """A Backend over one LLMEngine.
+
+    Args:
+        adapters: vLLM's name of each LoRA adapter, by its name in requests.
+    """
+
+    def __init__(self, llm: LLMEngine, *, adapters: Mapping[str, LoRARequest]) -> None:
+        self._llm = llm
+        self._adapters = adapters
+        #: vLLM adds a suffix to each id.
+        self._ids: dict[str, str] = {}
+        #: Of each request, how many of the best tokens it wants with each token.
+        self._num_top: dict[str, int] = {}
+        scheduler = llm.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
+        assert isinstance(scheduler, CountingScheduler)
+        self._scheduler = scheduler
+
+    def add(self, request: Request, row: Row) -> None:
+        """See `Backend`. The parameters leave every choice to the sampler, and every end to us."""
+        known = [*request.prompt_token_ids, *request.output_token_ids]
+        prompt: dict[str, Any] = {"prompt_token_ids": known}
+        if request.cache_salt:
+            prompt["cache_salt"] = request.cache_salt
+        params = SamplingParams(
+            temperature=0.0,
+            max_tokens=request.sampling.max_tokens - request.num_output_tokens,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+            logprobs=request.sampling.logprobs,
+            extra_args={EXTRA_ARG: row},
+            # A copy of the Row would have a constraint and a failure of its own.
+            skip_clone=True,
+        )
+        self._num_top[request.request_id] = request.sampling.logprobs or 0
+        self._ids[request.request_id] = self._llm.add_request(
+            request.request_id,
+            prompt,  # type: ignore[arg-type]
+            params,
+            arrival_time=request.arrival_time,
+            lora_request=self._adapters[request.adapter] if request.adapter else None,
+            priority=-request.priority,
+        )
+
+    def remove(self, request_ids: Sequence[str]) -> None:
+        """See `Backend`."""
+        for request_id in request_ids:
+            self._num_top.pop(request_id, None)
+        internal = [self._ids.pop(id_) for id_ in request_ids if id_ in self._ids]
+        self._llm.abort_request(internal, internal=True)
+
+    def step(self) -> Sequence[NewToken]:
+        """See `Backend`."""
+        self._scheduler.last_step = NOTHING
+        try:
+            outputs = self._llm.step()
+        except Exception as error:
+            raise DeviceFailed(f"vLLM failed in a step: {error!r}") from error
+        return [
+            NewToken(
+                output.request_id,
+                token_id,
+                output.num_cached_tokens or 0,
+                _logprobs_of(
+                    completion.logprobs, index, token_id, self._num_top[output.request_id]
+                ),
+            )
+            for output in outputs
+            for completion in output.outputs
+            for index, token_id in enumerate(completion.token_ids)
+        ]
+
+    @property
+    def last_step(self) -> StepTokens:
+        """See `Backend`."""
+        return self._scheduler.last_step
+
+    def waiting_ids(self) -> Sequence[str]:
+        """See `Backend`."""
+        if not len(self._scheduler.waiting):
+            return ()
+        ours = {internal: request_id for request_id, internal in self._ids.items()}
+        return [ours[one.request_id] for one in self._scheduler.waiting if one.request_id in ours]
+
+    @property
+    def num_free_blocks(self) -> int:
+        """See `Backend`."""
+        free: int = self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        return free
+
+
+def _logprobs_of(found: Any, index: int, token_id: int, num_top: int) -> Logprobs | None:
+    """From a record of vLLM: the token itself and the best ones, each with its rank."""
+    if found is None:
+        return None
+    entries = found[index]
+    by_rank = sorted(entries.items(), key=lambda entry: entry[1].rank)
+    top = tuple((id_, float(entry.logprob)) for id_, entry in by_rank[:num_top])
+    return Logprobs(float(entries[token_id].logprob), top)

@@ -1,0 +1,160 @@
+"""Loads a model into vLLM: its arguments, its sizes, its fingerprint."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ModelRefused
+from engine.vllm.arguments import engine_args
+from engine.vllm.backend import Backend
+
+#: What vLLM reads from the environment, and what the engine needs: one process, and the runner that
+#: calls logits processors with a row for each request.
+_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_V2_MODEL_RUNNER": "0"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmFacts:
+    """A loaded vLLM, and the values that the model and the device determine.
+
+    `fingerprint` identifies version, weights, precision and parallel sizes; see `ConfigFacts` of
+    the native engine.
+    """
+
+    backend: Backend
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: frozenset[int]
+    num_blocks: int
+    block_size: int
+    max_num_batched_tokens: int
+    fingerprint: str
+    source: Path
+    dtype: str
+    device: str
+    version: str
+
+
+def load_vllm(
+    path: str,
+    *,
+    max_num_seqs: int,
+    dtype: str = "auto",
+    max_num_batched_tokens: int | None = None,
+    long_prefill_token_threshold: int = 0,
+    num_blocks: int | None = None,
+    kv_cache_memory_bytes: int | None = None,
+    enable_prefix_caching: bool = True,
+    max_model_len: int | None = None,
+    given: Mapping[str, Any] | None = None,
+) -> VllmFacts:
+    """Load a model folder. `given` are vLLM's own arguments, as the worker's table has them.
+
+    Raises:
+        ModelRefused: vLLM is not installed, refuses an argument, or cannot serve the model.
+    """
+    given = dict(given or {})
+    if max_model_len is not None:
+        if "max_model_len" in given:
+            raise ModelRefused("vllm: set max_model_len once, not for the worker and for vLLM")
+        given["max_model_len"] = max_model_len
+    folder = Path(path)
+    if not (folder / "config.json").is_file():
+        raise ModelRefused(f"engine vllm serves folders of models; {path} has no config.json")
+    os.environ.update(_ENVIRONMENT)
+    try:
+        import vllm
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        from engine.model.wide.loader import content_of_folder, eos_token_ids_in
+        from engine.vllm.library import CountingScheduler, VllmBackend
+        from engine.vllm.processor import EOS_KEY, QuireSampler
+    except ModuleNotFoundError as error:
+        raise ModelRefused(f"engine vllm: the module {error.name} is missing") from error
+    ours = {
+        "model": str(folder),
+        "dtype": dtype,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "long_prefill_token_threshold": long_prefill_token_threshold,
+        "num_gpu_blocks_override": num_blocks and num_blocks + 1,
+        "kv_cache_memory_bytes": kv_cache_memory_bytes,
+        "enable_prefix_caching": enable_prefix_caching,
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",
+        "load_format": "safetensors",
+        "scheduling_policy": "priority",
+        "scheduler_cls": CountingScheduler,
+        "logits_processors": [QuireSampler],
+        "logprobs_mode": "raw_logprobs",
+        "max_logprobs": -1,
+        "async_scheduling": False,
+        "disable_log_stats": True,
+        "additional_config": {},
+        "seed": 0,
+    }
+    arguments = engine_args(given, ours)
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        # Each rank would have a sampler of its own, whose failures are not seen here.
+        if getattr(arguments, name) > 1:
+            raise ModelRefused(f"engine vllm does not serve {name} above 1")
+    try:
+        config = arguments.create_engine_config()
+        model = config.model_config
+        eos = eos_token_ids_in(_sources_of_eos(folder, model))
+        config.additional_config[EOS_KEY] = sorted(eos)
+        llm = LLMEngine.from_vllm_config(config, disable_log_stats=True)
+    except ModelRefused:
+        raise
+    except Exception as error:
+        raise ModelRefused(f"vLLM cannot serve {path}: {_first_line(error)}") from error
+    cache = config.cache_config
+    version = f"vllm-{vllm.__version__}"
+    dtype_name = str(model.dtype).removeprefix("torch.")
+    digest: hashlib._Hash = content_of_folder(folder)
+    parallel = config.parallel_config
+    sizes = f"tp{parallel.tensor_parallel_size}-pp{parallel.pipeline_parallel_size}"
+    precision = f"{dtype_name} {model.quantization} {cache.cache_dtype} {_processor()}"
+    digest.update(f"{version} {precision}".encode())
+    return VllmFacts(
+        backend=VllmBackend(llm, adapters={}),
+        vocab_size=model.get_vocab_size(),
+        max_model_len=model.max_model_len,
+        eos_token_ids=eos,
+        # One block is vLLM's own: it stands for tokens that are no longer needed.
+        num_blocks=cache.num_gpu_blocks - 1,
+        block_size=cache.block_size,
+        max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
+        fingerprint=f"{digest.hexdigest()[:32]}-{version}-{sizes}",
+        source=folder,
+        dtype=dtype_name,
+        device=config.device_config.device_type,
+        version=vllm.__version__,
+    )
+
+
+def _sources_of_eos(folder: Path, model: Any) -> list[Any]:
+    """The configs that name the end-of-sequence tokens, as for the native engine."""
+    from transformers import GenerationConfig
+
+    sources = [model.hf_config, model.hf_text_config]
+    if (folder / "generation_config.json").is_file():
+        sources.append(GenerationConfig.from_pretrained(str(folder)))
+    return sources
+
+
+def _processor() -> str:
+    """The type of processor by which torch selects kernels."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return torch.backends.cpu.get_cpu_capability()
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

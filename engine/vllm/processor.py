@@ -1,0 +1,76 @@
+"""Quire's sampler inside vLLM: a logits processor after which vLLM's argmax is Quire's token.
+
+vLLM makes one for each process that samples, and says which request is in which row of the logits.
+"""
+
+import torch
+from vllm.config import VllmConfig
+from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
+
+from engine.constraint import why_no_token
+from engine.model.causal_model import BROKEN
+from engine.model.device.transfer import index_on
+from engine.model.sampling.sampler import Sampler
+from engine.vllm.row import EXTRA_ARG, Row
+
+#: The key of the end-of-sequence tokens in vLLM's `additional_config`.
+EOS_KEY = "quire_eos_token_ids"
+
+
+class QuireSampler(LogitsProcessor):
+    """Samples with `engine.model.sampling.sampler`, on the device of the logits."""
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        device: torch.device,
+        is_pin_memory: bool,  # noqa: FBT001 - vLLM's signature.
+    ) -> None:
+        del device, is_pin_memory
+        config = vllm_config.additional_config
+        assert isinstance(config, dict)
+        self._sampler = Sampler(frozenset(config[EOS_KEY]))
+        #: By row of the logits.
+        self._rows: dict[int, Row] = {}
+        self._in_order: list[Row] | None = None
+
+    def is_argmax_invariant(self) -> bool:
+        """It decides the argmax."""
+        return False
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """Follow the requests through the rows: removed, then added, then moved."""
+        if batch_update is None:
+            return
+        rows, self._in_order = self._rows, None
+        for index in batch_update.removed:
+            rows.pop(index, None)
+        for index, params, _, live in batch_update.added:
+            assert params.extra_args is not None
+            row: Row = params.extra_args[EXTRA_ARG]
+            row.attach(live)
+            rows[index] = row
+        for one, other, direction in batch_update.moved:
+            from_one, from_other = rows.pop(one, None), rows.pop(other, None)
+            if from_one is not None:
+                rows[other] = from_one
+            if from_other is not None and direction is MoveDirectionality.SWAP:
+                rows[one] = from_other
+
+    def apply(self, logits: torch.Tensor) -> torch.Tensor:
+        """Choose the tokens of [rows, vocabulary], and make their logits the largest, in place.
+
+        A row without a token gets its `failure`.
+        """
+        if self._in_order is None or len(self._in_order) != len(logits):
+            self._in_order = [self._rows[index] for index in range(len(logits))]
+        rows = self._in_order
+        draws = self._sampler.draw(logits, rows)
+        chosen: list[int] = draws.tokens.tolist()
+        draws.settle(chosen)
+        if BROKEN in chosen:
+            for row, token in zip(rows, chosen, strict=True):
+                row.failure = why_no_token(row.constraint) if token == BROKEN else row.failure
+            chosen = [max(token, 0) for token in chosen]
+        logits.scatter_(1, index_on(chosen, logits.device)[:, None], float("inf"))
+        return logits
