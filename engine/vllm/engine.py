@@ -18,7 +18,7 @@ from engine.logprobs import Logprobs
 from engine.output.stopping import finish_reason_of
 from engine.port import Clock, RequestOutput
 from engine.refusals import fault_of, refuse_if_never_servable
-from engine.request import FinishReason, Request, RequestState, take_text
+from engine.request import Activity, FinishReason, Request, RequestState, take_text
 from engine.scheduling.policy import POLICIES
 from engine.scheduling.preemption import may_give_way
 from engine.scheduling.waiting_queue import WaitingQueue
@@ -39,6 +39,8 @@ class VllmEngine:
         self._requests: dict[str, Request] = {}
         self._waiting = WaitingQueue()
         self._rows: dict[str, Row] = {}
+        #: Requests that do something else than at the last `take_activities`.
+        self._moved: dict[str, Request] = {}
         self._outputs: list[RequestOutput] = []
         self._stats = SchedulerStats()
         self._steps = self._generated_tokens = 0
@@ -103,6 +105,15 @@ class VllmEngine:
     def alive_request_ids(self) -> list[str]:
         """Ids of all requests that are not finished."""
         return list(self._requests)
+
+    def take_activities(self) -> dict[str, Activity]:
+        """See `engine.port`; empty in most steps."""
+        moved, self._moved = self._moved, {}
+        return {
+            request_id: request.activity
+            for request_id, request in moved.items()
+            if not request.is_finished
+        }
 
     def violations(self) -> list[str]:
         """What does not hold now of the requests and of vLLM's blocks."""
@@ -197,6 +208,7 @@ class VllmEngine:
         victim.times.preempted_at = now
         victim.num_pending_tokens = victim.num_tokens
         victim.transition(RequestState.PREEMPTED)
+        self._moved[victim.request_id] = victim
         self._waiting.push(victim)
         return True
 
@@ -209,6 +221,7 @@ class VllmEngine:
         self._rows[request.request_id] = row
         request.times.end_preemption(now)
         request.transition(RequestState.RUNNING)
+        self._moved[request.request_id] = request
         request.num_tokens_at_admission = request.num_tokens
         if request.times.first_scheduled is None:
             request.times.first_scheduled = now
@@ -231,6 +244,8 @@ class VllmEngine:
             self._fail(request, failure, now=now)
             return
         start = request.num_output_tokens
+        if request.num_pending_tokens > 1:
+            self._moved[request.request_id] = request
         request.expect_token()
         request.append_token(new.token_id)
         request.num_computed_tokens = request.num_tokens - 1

@@ -35,54 +35,69 @@ class VllmFacts:
     source: Path
     dtype: str
     device: str
-    version: str
 
 
-def load_vllm(
-    path: str,
-    *,
-    max_num_seqs: int,
-    dtype: str = "auto",
-    max_num_batched_tokens: int | None = None,
-    long_prefill_token_threshold: int = 0,
-    num_blocks: int | None = None,
-    kv_cache_memory_bytes: int | None = None,
-    enable_prefix_caching: bool = True,
-    max_model_len: int | None = None,
-    given: Mapping[str, Any] | None = None,
-) -> VllmFacts:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmLimits:
+    """The settings of a worker that vLLM gets; None for vLLM's own default."""
+
+    max_num_seqs: int
+    dtype: str = "auto"
+    max_num_batched_tokens: int | None = None
+    long_prefill_token_threshold: int = 0
+    num_blocks: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    enable_prefix_caching: bool = True
+    max_model_len: int | None = None
+
+
+def load_vllm(path: str, limits: VllmLimits, *, given: Mapping[str, Any]) -> VllmFacts:
     """Load a model folder. `given` are vLLM's own arguments, as the worker's table has them.
 
     Raises:
         ModelRefused: vLLM is not installed, refuses an argument, or cannot serve the model.
     """
-    given = dict(given or {})
-    if max_model_len is not None:
-        if "max_model_len" in given:
-            raise ModelRefused("vllm: set max_model_len once, not for the worker and for vLLM")
-        given["max_model_len"] = max_model_len
     folder = Path(path)
     if not (folder / "config.json").is_file():
         raise ModelRefused(f"engine vllm serves folders of models; {path} has no config.json")
     os.environ.update(_ENVIRONMENT)
     try:
-        import vllm
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        from engine.model.wide.loader import content_of_folder, eos_token_ids_in
-        from engine.vllm.library import CountingScheduler, VllmBackend
-        from engine.vllm.processor import EOS_KEY, QuireSampler
+        from engine.model.wide.loader import eos_token_ids_in
+        from engine.vllm.library import VllmBackend
+        from engine.vllm.processor import EOS_KEY
     except ModuleNotFoundError as error:
         raise ModelRefused(f"engine vllm: the module {error.name} is missing") from error
+    arguments = _arguments(folder, limits, dict(given))
+    try:
+        config = arguments.create_engine_config()
+        eos = eos_token_ids_in(_sources_of_eos(folder, config.model_config))
+        config.additional_config[EOS_KEY] = sorted(eos)
+        llm = LLMEngine.from_vllm_config(config, disable_log_stats=True)
+    except Exception as error:
+        raise ModelRefused(f"vLLM cannot serve {path}: {_first_line(error)}") from error
+    return _facts(folder, config, VllmBackend(llm, adapters={}), eos)
+
+
+def _arguments(folder: Path, limits: VllmLimits, given: dict[str, Any]) -> Any:
+    """The EngineArgs; ModelRefused for an argument that cannot be served."""
+    from engine.vllm.library import CountingScheduler
+    from engine.vllm.processor import QuireSampler
+
+    if limits.max_model_len is not None:
+        if "max_model_len" in given:
+            raise ModelRefused("vllm: set max_model_len once, not for the worker and for vLLM")
+        given["max_model_len"] = limits.max_model_len
     ours = {
         "model": str(folder),
-        "dtype": dtype,
-        "max_num_seqs": max_num_seqs,
-        "max_num_batched_tokens": max_num_batched_tokens,
-        "long_prefill_token_threshold": long_prefill_token_threshold,
-        "num_gpu_blocks_override": num_blocks and num_blocks + 1,
-        "kv_cache_memory_bytes": kv_cache_memory_bytes,
-        "enable_prefix_caching": enable_prefix_caching,
+        "dtype": limits.dtype,
+        "max_num_seqs": limits.max_num_seqs,
+        "max_num_batched_tokens": limits.max_num_batched_tokens,
+        "long_prefill_token_threshold": limits.long_prefill_token_threshold,
+        "num_gpu_blocks_override": limits.num_blocks and limits.num_blocks + 1,
+        "kv_cache_memory_bytes": limits.kv_cache_memory_bytes,
+        "enable_prefix_caching": limits.enable_prefix_caching,
         "skip_tokenizer_init": True,
         "generation_config": "vllm",
         "load_format": "safetensors",
@@ -101,26 +116,24 @@ def load_vllm(
         # Each rank would have a sampler of its own, whose failures are not seen here.
         if getattr(arguments, name) > 1:
             raise ModelRefused(f"engine vllm does not serve {name} above 1")
-    try:
-        config = arguments.create_engine_config()
-        model = config.model_config
-        eos = eos_token_ids_in(_sources_of_eos(folder, model))
-        config.additional_config[EOS_KEY] = sorted(eos)
-        llm = LLMEngine.from_vllm_config(config, disable_log_stats=True)
-    except ModelRefused:
-        raise
-    except Exception as error:
-        raise ModelRefused(f"vLLM cannot serve {path}: {_first_line(error)}") from error
-    cache = config.cache_config
-    version = f"vllm-{vllm.__version__}"
-    dtype_name = str(model.dtype).removeprefix("torch.")
-    digest: hashlib._Hash = content_of_folder(folder)
-    parallel = config.parallel_config
+    return arguments
+
+
+def _facts(folder: Path, config: Any, backend: Backend, eos: frozenset[int]) -> VllmFacts:
+    """What the loaded engine has resolved."""
+    import vllm
+
+    from engine.model.wide.loader import content_of_folder
+
+    model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
+    version, dtype = f"vllm-{vllm.__version__}", str(model.dtype).removeprefix("torch.")
     sizes = f"tp{parallel.tensor_parallel_size}-pp{parallel.pipeline_parallel_size}"
-    precision = f"{dtype_name} {model.quantization} {cache.cache_dtype} {_processor()}"
-    digest.update(f"{version} {precision}".encode())
+    digest: hashlib._Hash = content_of_folder(folder)
+    digest.update(
+        f"{version} {dtype} {model.quantization} {cache.cache_dtype} {_processor()}".encode()
+    )
     return VllmFacts(
-        backend=VllmBackend(llm, adapters={}),
+        backend=backend,
         vocab_size=model.get_vocab_size(),
         max_model_len=model.max_model_len,
         eos_token_ids=eos,
@@ -130,9 +143,8 @@ def load_vllm(
         max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
         fingerprint=f"{digest.hexdigest()[:32]}-{version}-{sizes}",
         source=folder,
-        dtype=dtype_name,
+        dtype=dtype,
         device=config.device_config.device_type,
-        version=vllm.__version__,
     )
 
 

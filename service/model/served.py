@@ -156,13 +156,12 @@ def _load_vllm(settings: Settings) -> ServedModel:
     """Load the model of `settings` into vLLM; the tokenizer, text and constraints are ours."""
     try:
         from engine.vllm.engine import VllmEngine
-        from engine.vllm.load import load_vllm
+        from engine.vllm.load import VllmLimits, load_vllm
     except ModuleNotFoundError as error:
         raise ModelRefused(f"no model can be loaded: the module {error.name} is missing") from error
 
     take_over_libraries()
-    facts = load_vllm(
-        settings.model_source,
+    limits = VllmLimits(
         dtype=settings.dtype,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
@@ -171,8 +170,8 @@ def _load_vllm(settings: Settings) -> ServedModel:
         kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
         enable_prefix_caching=settings.enable_prefix_caching,
         max_model_len=settings.max_model_len,
-        given=settings.vllm,
     )
+    facts = load_vllm(settings.model_source, limits, given=settings.vllm)
     config = engine_config(
         settings,
         num_blocks=facts.num_blocks,

@@ -8,7 +8,7 @@ from engine.config import EngineConfig
 from engine.errors import DuplicateRequest, RequestRejected
 from engine.fake_runner import fake_generation, fake_next_token
 from engine.port import RequestOutput
-from engine.request import FinishReason, Priority, Request, RequestState
+from engine.request import Activity, FinishReason, Priority, Request, RequestState
 from engine.sampling_params import SamplingParams
 from engine.vllm.backend import NewToken, StepTokens
 from engine.vllm.engine import VllmEngine
@@ -181,6 +181,19 @@ def test_an_urgent_request_takes_the_slot_of_a_bulk_one_which_later_ends_with_th
         assert one.output_token_ids == expected(8)
     ends = [output.request_id for output in outputs if output.finish_reason]
     assert ends[0] == "c"
+
+
+def test_what_requests_do_is_told_when_it_changes():
+    engine, _ = engine_with(max_num_seqs=1)
+    engine.add_request(request("a", priority=Priority.LOW, max_tokens=4))
+    assert engine.take_activities() == {}
+    engine.step(lambda: 1.0)
+    assert engine.take_activities() == {"a": Activity.DECODING}
+    engine.step(lambda: 1.0)
+    assert engine.take_activities() == {}
+    engine.add_request(request("b", priority=Priority.HIGH, max_tokens=3, arrival=1.0))
+    engine.step(lambda: 1.0)
+    assert engine.take_activities() == {"a": Activity.PREEMPTED, "b": Activity.DECODING}
 
 
 def test_a_request_of_the_same_class_preempts_nobody():
