@@ -97,8 +97,14 @@ SIZES: Mapping[str, Any] = {
 _ROTARY = {"rope_type": "default", "rope_theta": 10000.0}
 _GEMMA = {"num_hidden_layers": 6}
 _GEMMA4 = _GEMMA | {"hidden_size_per_layer_input": 16, "global_head_dim": 2 * HEAD_DIM}
+#: The text configurations of types whose defaults do not fit together.
+_TEXT_PARTS = {
+    "gemma4_assistant": "gemma4_text",
+    "gemma4_unified_assistant": "gemma4_unified_text",
+}
 _GEMMA4_ASSISTANT = {
-    "text_config": _GEMMA4 | {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
+    "text_config": _GEMMA4
+    | {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "num_kv_shared_layers": 0}
 }
 
 #: Values that a family needs, by the type of the configuration. Those of a configuration inside of
@@ -180,6 +186,9 @@ def _small(config_class: type[PreTrainedConfig], added: Mapping[str, Any]) -> Pr
         values["num_key_value_heads"] = HEADS
     if "is_decoder" in names:
         values["is_decoder"] = True
+    if "text_config" in _parts(config_class):
+        # The sizes are those of the text model.
+        values = {}
     values |= {**OVERRIDES.get(config_class.model_type, {}), **added}
     for name, part in _parts(config_class).items():
         values[name] = _small(part, values.get(name, {}))
@@ -188,6 +197,8 @@ def _small(config_class: type[PreTrainedConfig], added: Mapping[str, Any]) -> Pr
 
 def _parts(config_class: type[PreTrainedConfig]) -> dict[str, type[PreTrainedConfig]]:
     """The classes of the configurations inside of one; an open one gets its default class."""
+    if own := _TEXT_PARTS.get(config_class.model_type):
+        return {"text_config": CONFIG_MAPPING[own]}
     parts = dict(getattr(config_class, "sub_configs", None) or {})
     if any(not issubclass(part, PreTrainedConfig) for part in parts.values()):
         default = config_class()

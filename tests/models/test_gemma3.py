@@ -43,8 +43,8 @@ TEXTS = (
     LONG_TEXT * 16 + "The book has a cover that is",
 )
 NUM_TOKENS = 10
-#: Each short text begins in one block of 16 tokens and grows into a second one.
-SCARCE_BLOCKS = 5
+#: Four of the short texts begin in one block of 16 tokens each, and one of them needs a second.
+SCARCE_BLOCKS = 4
 
 
 class Subject:
