@@ -123,10 +123,17 @@ def test_a_worker_sends_again_what_a_replica_that_lagged_had_not_got_when_it_too
         queue = Queue.at(wire.url)
         request_id = queue.submit((4, 4, 4), max_tokens=40)
         worker = stack.enter_context(WorkerThread(queue.settings(), before_run=gate))
-        gate.step_until(lambda: queue.published(request_id) >= 3)
+
+        def step_to(numbers: range) -> None:
+            for number in numbers:
+                gate.allow(1)
+                queue.wait_for_tokens(request_id, number)
+
+        # One step at a time: a step too many would be sent to the heir before it was looked at.
+        step_to(range(1, 4))
         assert queue.connection.wait(1, 30_000) == 1
         heir.execute_command("REPLICAOF", "NO", "ONE")
-        gate.step_until(lambda: queue.published(request_id) >= 9)
+        step_to(range(4, 10))
         wire.lead_to(replica.url)
         master.kill()
         eventually(lambda: 3 <= queue.published(request_id) < 9)
