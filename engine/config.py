@@ -6,6 +6,9 @@ Frozen: resolving "auto" values creates a new object.
 from dataclasses import dataclass
 from typing import Literal
 
+#: The number of priority classes.
+NUM_CLASSES = 4
+
 PolicyName = Literal["fcfs", "sjf", "priority", "adaptive"]
 PreemptionMode = Literal["recompute", "swap", "auto"]
 BatchMode = Literal["mixed", "prefer-decode", "prefer-prefill"]
@@ -50,6 +53,9 @@ class EngineConfig:
     policy: PolicyName = "priority"
     #: Seconds of waiting that raise a request by one priority class.
     aging_seconds: float = 30.0
+    #: The least share of each class, from LOW to CRITICAL, in the tokens and slots of a step while
+    #: it has work: see `shares`. Empty for none.
+    class_shares: tuple[float, ...] = ()
     preemption_mode: PreemptionMode = "auto"
     #: Measured seconds to copy one block to the host and back; "auto" compares it with the measured
     #: time of recomputing.
@@ -64,6 +70,8 @@ class EngineConfig:
         assert self.max_prefill_tokens >= 0 and self.block_copy_seconds >= 0.0
         assert self.num_speculative_tokens >= 0 and self.max_speculative_step_tokens >= 0
         assert 0.0 <= self.watermark < 1.0 and self.aging_seconds > 0.0
+        assert len(self.class_shares) in (0, NUM_CLASSES) and min(self.class_shares, default=0) >= 0
+        assert sum(self.class_shares) <= 1.0 + 1e-9
 
     @property
     def max_request_tokens(self) -> int:

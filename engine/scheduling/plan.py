@@ -22,6 +22,9 @@ class Plan:
     has_decodes: bool = False
     rows: dict[str, tuple[BatchRow, Request]] = field(default_factory=dict)
     preempted_ids: set[str] = field(default_factory=set)
+    #: Running requests that catch up and have no row yet. A token is kept for each of them, so that
+    #: it gets on in this step, however much better ones ask for.
+    behind: set[str] = field(default_factory=set)
     swap_out: list[BlockCopy] = field(default_factory=list)
     swap_in: list[BlockCopy] = field(default_factory=list)
 
@@ -33,7 +36,15 @@ class Plan:
         block_ids: Sequence[int],
         draft: Sequence[int] = (),
     ) -> None:
-        """Plan a request's pending tokens before position `end`, followed by a draft."""
+        """Plan a request's pending tokens before position `end`, followed by a draft.
+
+        It replaces a shorter row of the request in this plan.
+        """
+        if request.request_id in self.rows:
+            shorter, _ = self.rows[request.request_id]
+            self.budget += len(shorter.token_ids)
+            self.prefill_budget += len(shorter.token_ids)
+        self.behind.discard(request.request_id)
         start = request.num_computed_tokens
         row = BatchRow(
             request_id=request.request_id,
@@ -54,9 +65,23 @@ class Plan:
             self.prefill_budget -= len(row.token_ids)
 
     @property
+    def is_full(self) -> bool:
+        """Whether the step can take no more prefill."""
+        return min(self.budget, self.prefill_budget) <= 0
+
+    @property
     def room(self) -> int:
-        """Tokens of prefill that the step can still take."""
-        return min(self.budget, self.prefill_budget)
+        """Tokens of prefill that the step can still take, without those kept for others."""
+        return min(self.budget, self.prefill_budget) - len(self.behind)
+
+    def room_for(self, request: Request) -> int:
+        """Tokens that the row of this request may have."""
+        return self.room + (request.request_id in self.behind) + self.num_planned(request)
+
+    def num_planned(self, request: Request) -> int:
+        """The tokens of its row."""
+        row = self.rows.get(request.request_id)
+        return len(row[0].token_ids) if row else 0
 
     def as_batch(self, step: int, decodes: DecodeRows) -> Batch:
         """The finished plan. Neither the budget nor the cap on prefill may be overdrawn."""

@@ -2,10 +2,11 @@
 
 Knows no queue, no plan and no time: the Scheduler asks it for victims and sends them back to wait.
 
-A waiting request takes only from requests of strictly lower classes that stand worse, and only if
-that is enough. It does not matter for how long they have run: age counts for those that wait. A
-decode that lacks a block takes it from the one that stands worst, its own class included. Nobody
-gives way twice without a token in between: two requests would take turns and never get on.
+A waiting request takes only from requests of strictly lower classes that stand worse, leaves each
+class its minimum of slots (see shares), and takes only if that is enough. It does not matter for
+how long they have run: age counts for those that wait. A decode that lacks a block takes it from
+the one that stands worst, its own class included. Nobody gives way twice without a token in
+between: two requests would take turns and never get on.
 """
 
 from collections.abc import Container, Sequence
@@ -16,6 +17,7 @@ from engine.config import EngineConfig
 from engine.request import Request
 from engine.scheduling.preemption_cost import PreemptionCost
 from engine.scheduling.running_set import RunningSet
+from engine.scheduling.shares import ClassShares
 from engine.stats import SchedulerStats
 
 
@@ -23,8 +25,15 @@ class Preemption:
     """Chooses victims among the running requests, and empties their blocks; moves nobody itself."""
 
     def __init__(
-        self, config: EngineConfig, running: RunningSet, kv_cache: KVCache, stats: SchedulerStats
+        self,
+        config: EngineConfig,
+        running: RunningSet,
+        kv_cache: KVCache,
+        stats: SchedulerStats,
+        *,
+        shares: ClassShares,
     ) -> None:
+        self._shares = shares
         self._config = config
         self._running = running
         self._kv_cache = kv_cache
@@ -54,6 +63,7 @@ class Preemption:
             and may_give_way(request)
         ]
         worse.sort(key=lambda request: request.order, reverse=True)
+        worse = self._shares.without_minimum(worse)
         num_victims = self._num_victims(waiting, worse)
         if num_victims is None or len(worse) < least:
             return None

@@ -41,6 +41,10 @@ class RunningSet:
         """Whether a request of a lower class than this one runs."""
         return any(self._num_of_class[lower] for lower in range(priority))
 
+    def num_of_class(self, priority: int) -> int:
+        """How many requests of this class run."""
+        return self._num_of_class[priority]
+
     def join(self, request: Request) -> None:
         """Add an admitted request; it catches up."""
         self.requests[request.request_id] = self.catching_up[request.request_id] = request

@@ -26,6 +26,7 @@ from engine.scheduling.plan import Plan
 from engine.scheduling.policy import POLICIES
 from engine.scheduling.preemption import Preemption
 from engine.scheduling.running_set import RunningSet
+from engine.scheduling.shares import ClassShares, Lane
 from engine.scheduling.speculation import Speculation
 from engine.scheduling.step_mix import StepMix
 from engine.scheduling.waiting_queue import WaitingQueue
@@ -46,7 +47,10 @@ class Scheduler:
         self.stats = SchedulerStats()
         self.requests: dict[str, Request] = {}
         self.running = RunningSet(config)
-        self._preemption = Preemption(config, self.running, self.kv_cache, self.stats)
+        self._shares = ClassShares(config, self.running)
+        self._preemption = Preemption(
+            config, self.running, self.kv_cache, self.stats, shares=self._shares
+        )
         self._speculation = Speculation(config, self.kv_cache, self.stats)
         self._mix = StepMix(config)
         self._waiting = WaitingQueue()
@@ -199,32 +203,40 @@ class Scheduler:
                 self._make_room_to_grow(request, plan)
 
     def _plan_catch_up(self, plan: Plan) -> None:
-        """Chunks for requests that catch up, running or waiting, whichever comes first.
+        """Chunks for requests that catch up: classes that lack their share first, then all."""
+        plan.behind = set(self.running.catching_up)
+        for lane in self._shares.lanes(plan):
+            self._plan_lane(plan, lane)
+        self._shares.note(plan, self._waiting)
 
-        Each running one that is still to be planned keeps one token of the budget, so that it gets
-        on in this step whatever the better ones ask for.
-        """
-        running = sorted(self.running.catching_up.values(), key=lambda one: one.order, reverse=True)
+    def _plan_lane(self, plan: Plan, lane: Lane) -> None:
+        """Chunks for requests of a lane, running or waiting, whichever comes first."""
+        running = [one for one in self.running.catching_up.values() if lane.takes(one, plan)]
+        running.sort(key=lambda one: one.order, reverse=True)
         blocked: Priority | None = None
-        while plan.room > 0:
-            may_admit = self._mix.admits and plan.room > len(running)
-            waiting = self._waiting.peek(above=blocked) if may_admit else None
+        while lane.room > 0 and not plan.is_full:
+            may_admit = self._mix.admits and plan.room > 0 and self._shares.may_admit(lane)
+            waiting = self._waiting.peek(above=blocked, only=lane.level) if may_admit else None
             if waiting is not None and (not running or comes_before(waiting, running[-1])):
-                if self._admit(waiting, plan, above=blocked):
-                    self._plan_row(waiting, plan, num_behind=len(running))
+                if self._admit(waiting, plan, above=blocked, only=lane.level):
+                    self._plan_row(waiting, plan, lane)
                 else:
                     # Nobody of its class or a lower one overtakes it: a large one would starve.
                     blocked = waiting.priority
             elif running:
                 request = running.pop()
                 if request.state is RequestState.RUNNING:
-                    self._plan_row(request, plan, num_behind=len(running))
+                    self._plan_row(request, plan, lane)
             else:
                 break
 
-    def _plan_row(self, request: Request, plan: Plan, *, num_behind: int) -> None:
-        room = plan.room - num_behind
+    def _plan_row(self, request: Request, plan: Plan, lane: Lane) -> None:
+        planned = plan.num_planned(request)
+        room = min(plan.room_for(request), lane.room + planned)
         length = min(request.num_pending_tokens, room, self.config.max_tokens_per_row)
+        if length <= planned:
+            return
+        lane.room -= length - planned
         end = request.num_computed_tokens + length
         grown = self.kv_cache.grow(request.request_id, end)
         assert grown, "admission promised these blocks"
@@ -240,7 +252,9 @@ class Scheduler:
 
     # -- admission --------------------------------------------------------------------------------
 
-    def _admit(self, request: Request, plan: Plan, *, above: Priority | None) -> bool:
+    def _admit(
+        self, request: Request, plan: Plan, *, above: Priority | None, only: Priority | None
+    ) -> bool:
         """Move the head of the queue to RUNNING, preempting lower classes for it if it must.
 
         With `above` it is the head of the classes above, and overtakes requests that are blocked.
@@ -254,7 +268,7 @@ class Scheduler:
         victims = self._preemption.victims_for(request, planned=plan.rows, least=least)
         if victims is None:
             return False
-        self._waiting.pop(above)
+        self._waiting.pop(above, only=only)
         self._mix.note_admission()
         for victim in victims:
             self._preempt(victim, plan)
@@ -289,6 +303,7 @@ class Scheduler:
         if plan.has_decodes and victim.request_id not in self.running.catching_up:
             plan.budget += 1
         self.running.preempt(victim)
+        plan.behind.discard(victim.request_id)
         plan.swap_out += self._preemption.vacate(victim)
         victim.times.preempted_at = plan.now
         victim.transition(RequestState.PREEMPTED)

@@ -37,15 +37,22 @@ class WaitingQueue:
         if request.state is RequestState.PREEMPTED:
             self._preempted_ids.add(request.request_id)
 
-    def peek(self, above: int | None = None) -> Request | None:
-        """The request that comes next, left in place; only of classes better than `above`."""
-        heaps = [heap for level, heap in self._heaps.items() if above is None or level > above]
+    def peek(self, above: int | None = None, *, only: int | None = None) -> Request | None:
+        """The request that comes next, left in place.
+
+        Only of classes better than `above`, or of the class `only`.
+        """
+        heaps = [
+            heap
+            for level, heap in self._heaps.items()
+            if (above is None or level > above) and (only is None or level == only)
+        ]
         tops = [heap[0] for heap in heaps if self._has_top(heap)]
         return min(tops)[1] if tops else None
 
-    def pop(self, above: int | None = None) -> Request:
+    def pop(self, above: int | None = None, *, only: int | None = None) -> Request:
         """Remove and return what `peek` returns; its state is the caller's to change."""
-        request = self.peek(above)
+        request = self.peek(above, only=only)
         assert request is not None
         heapq.heappop(self._heaps[request.priority])
         self._preempted_ids.discard(request.request_id)

@@ -279,6 +279,7 @@ def engine_config(
         enable_prefix_caching=settings.enable_prefix_caching,
         policy=settings.policy,
         aging_seconds=settings.aging_seconds,
+        class_shares=settings.class_shares,
         preemption_mode=settings.preemption_mode,
         block_copy_seconds=block_copy_seconds,
         watermark=settings.watermark,

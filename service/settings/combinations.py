@@ -15,7 +15,14 @@ KEPT_LEASES = 4
 MIN_DRAFTED_STEP_TOKENS = 2
 #: Settings of the native engine alone.
 NATIVE_ONLY = (
-    *("adapters", "async_scheduling", "attention_backend", "batch_mode", "block_size"),
+    *(
+        "adapters",
+        "async_scheduling",
+        "attention_backend",
+        "batch_mode",
+        "block_size",
+        "class_shares",
+    ),
     *("deterministic", "device", "dynamic_batching", "max_prefill_tokens"),
     *("max_speculative_step_tokens", "model_path", "num_host_blocks", "num_speculative_tokens"),
     *("preemption_mode", "watermark"),
@@ -38,6 +45,7 @@ class Combined(Protocol):
     long_prefill_token_threshold: int
     max_prefill_tokens: int
     num_speculative_tokens: int
+    class_shares: tuple[float, ...]
     max_speculative_step_tokens: int
     async_scheduling: bool
 
@@ -91,6 +99,10 @@ _REFUSED: tuple[Rule, ...] = (
             "num_host_blocks takes memory that preemption_mode 'recompute' never uses: set "
             "preemption_mode to 'auto' or 'swap', or num_host_blocks to 0"
         ),
+    ),
+    (
+        lambda s: sum(share > 0 for share in s.class_shares) > s.max_num_seqs,
+        "class_shares needs a slot for each class with a share: raise max_num_seqs",
     ),
     (
         lambda s: (

@@ -1,10 +1,12 @@
 """The settings of a worker's engine: model, KV cache, scheduler and constraints."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from engine.config import BatchMode, PolicyName, PreemptionMode
-from service.settings.reading import ProcessSettings, setting
+from pydantic import Field, field_validator
+
+from engine.config import NUM_CLASSES, BatchMode, PolicyName, PreemptionMode
+from service.settings.reading import ProcessSettings, setting, split_list
 
 
 class EngineSettings(ProcessSettings):
@@ -159,6 +161,15 @@ class EngineSettings(ProcessSettings):
         default=30.0,
         gt=0.0,
     )
+    class_shares: tuple[Annotated[float, Field(ge=0.0, le=1.0)], ...] = setting(
+        "Scheduler",
+        "The least share of each class in the tokens and slots of a step, for low, normal, high "
+        "and critical, as in `0.05,0.3,0.4,0.25`. It counts among the requests that this worker "
+        "has claimed, while a class has some that wait; what a class does not use goes to the "
+        "others. A class at its minimum of slots loses none to a more urgent class. Unset: the "
+        "more urgent class takes all it can use.",
+        default=(),
+    )
     preemption_mode: PreemptionMode = setting(
         "Scheduler",
         "What happens to the KV of a preempted request. `recompute` drops it. `swap` copies it to "
@@ -194,3 +205,17 @@ class EngineSettings(ProcessSettings):
         default=1 << 26,
         ge=1 << 23,
     )
+
+    @field_validator("class_shares", mode="before")
+    @classmethod
+    def _split_shares(cls, value: Any) -> Any:
+        return split_list(value)
+
+    @field_validator("class_shares")
+    @classmethod
+    def _is_one_for_each_class(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if len(value) not in (0, NUM_CLASSES):
+            raise ValueError(f"needs {NUM_CLASSES} numbers: low, normal, high, critical")
+        if sum(value) > 1.0 + 1e-9:
+            raise ValueError("add up to more than 1")
+        return value

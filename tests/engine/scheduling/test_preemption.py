@@ -8,6 +8,7 @@ from engine.request import Priority, Request
 from engine.scheduling.policy import POLICIES
 from engine.scheduling.preemption import Preemption, may_give_way
 from engine.scheduling.running_set import RunningSet
+from engine.scheduling.shares import ClassShares
 from engine.stats import SchedulerStats
 from tests.engine.builders import make_config, make_request
 
@@ -35,7 +36,10 @@ class Room:
             self.cache.grow(request.request_id, request.num_tokens)
             request.num_computed_tokens = request.num_tokens - 1
             self.running.join(request)
-        self.preemption = Preemption(self.config, self.running, self.cache, self.stats)
+        self.preemption = Preemption(
+            self.config, self.running, self.cache, self.stats,
+            shares=ClassShares(self.config, self.running),
+        )  # fmt: skip
 
     def victims_for(
         self, request: Request, *, rank: float = -1.0, least: int = 0

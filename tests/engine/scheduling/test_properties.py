@@ -39,6 +39,7 @@ configs = st.builds(
     enable_prefix_caching=st.booleans(),
     policy=st.sampled_from(["fcfs", "sjf", "priority", "adaptive"]),
     aging_seconds=st.sampled_from([0.5, 5.0, 50.0]),
+    class_shares=st.sampled_from([(), (), (0.05, 0.3, 0.4, 0.25), (0.5, 0.0, 0.0, 0.5)]),
 )
 
 

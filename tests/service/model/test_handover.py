@@ -28,6 +28,7 @@ FOR_THE_ENGINE: dict[str, Any] = {
     "enable_prefix_caching": False,
     "policy": "adaptive",
     "aging_seconds": 7.0,
+    "class_shares": (0.1, 0.2, 0.3, 0.4),
     "preemption_mode": "swap",
     "max_prefill_tokens": 17,
     "batch_mode": "prefer-decode",

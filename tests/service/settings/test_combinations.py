@@ -44,6 +44,11 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
             "raise max_speculative_step_tokens and max_num_batched_tokens",
             "--max-num-batched-tokens 2",
         ),
+        (
+            "--class-shares 0.05,0.3,0.4,0.25 --max-num-seqs 3",
+            "raise max_num_seqs",
+            "--max-num-seqs 4",
+        ),
     ],
 )
 def test_what_cannot_be_had_is_refused_with_what_to_set(flags: str, remedy: str, mended: str):

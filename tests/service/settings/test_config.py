@@ -375,3 +375,20 @@ def test_a_worker_finds_redis_through_sentinels_as_clients_do(url, monkeypatch):
     settings = load_settings(["--redis-url", url])
     scheme, _, rest = url.partition("://")
     assert settings.connection_url == f"{scheme}://:pass@{rest}"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("0.5,0.5", "needs 4 numbers"),
+        ("0.5,0.5,0.5,0.5", "add up to more than 1"),
+        ("-0.1,0,0,0", "greater than or equal to 0"),
+        ("low,0,0,0", "number"),
+    ],
+)
+def test_shares_of_the_classes_are_four_numbers_that_add_up_to_1_at_most(text: str, reason: str):
+    with pytest.raises(ConfigurationError, match=f"class_shares.*{reason}"):
+        load_settings([f"--class-shares={text}"])
+    assert load_settings(["--class-shares", "0.05,0.3,0.4,0.25"]).class_shares == (
+        0.05, 0.3, 0.4, 0.25,
+    )  # fmt: skip
