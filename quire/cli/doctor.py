@@ -24,7 +24,7 @@ from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK
 from quire.cli.findings import Finding, Verdict
 from quire.cli.schemes import scheme_hint
 from quire.cli.server_checks import examined_server
-from quire.cli.sources import known_model
+from quire.cli.sources import worker_setting
 from quire.errors import QuireError
 from quire.transitions.values import Lost, WorkerInfo
 from quire.transport.connection import is_of_database, is_of_stranger, translated
@@ -55,7 +55,7 @@ TORCH_SECONDS = 120.0
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire doctor`. InvalidRequest for an invalid file of settings."""
-    model = known_model(os.environ)
+    model = worker_setting(os.environ, "model")
     help_ = (
         "folder or .gguf file to check "
         "[as for a worker: QUIRE_MODEL, or the checkout's models/abacus]"
@@ -86,6 +86,9 @@ def _examine(arguments: argparse.Namespace) -> Iterator[Finding]:
     if not arguments.no_torch:
         yield _torch()
     yield _model(arguments.model)
+    preset = worker_setting(os.environ, "preset")
+    shown = "`quire config show --origin` shows what it sets"
+    yield Finding("preset", Verdict.OK, f"{preset}; {shown}" if preset else "none is set here")
 
 
 def _redis(brokers: Sequence[Broker], *, url: str) -> Iterator[Finding]:

@@ -75,15 +75,15 @@ def misspelt_variables(environ: Mapping[str, str]) -> list[str]:
     return found
 
 
-def known_model(environ: Mapping[str, str]) -> str | None:
-    """The model of a worker, from variables or file; None if neither sets one.
+def worker_setting(environ: Mapping[str, str], name: str) -> str | None:
+    """A setting of a worker, from variables or file; None if neither sets it.
 
     InvalidRequest as for `known_settings`.
     """
-    found: Mapping[str, Any] = values_of_variables(environ, ("model",))
-    if "model" not in found:
+    found: Mapping[str, Any] = values_of_variables(environ, (name,))
+    if name not in found:
         found = _tables(environ).get("worker", {})
-    return str(found["model"]) if "model" in found else None
+    return str(found[name]) if name in found else None
 
 
 def values_of_variables(

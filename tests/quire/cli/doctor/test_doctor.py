@@ -225,3 +225,19 @@ def test_doctor_knows_a_server_whose_disk_is_full(quire, monkeypatch):
     (found,) = [finding for finding in records(out) if finding["check"] == "redis persistence"]
     assert (code, found["verdict"]) == (1, "fail")
     assert "aof_last_write_status" in found["detail"] and "RedisDiskFailing" in found["advice"]
+
+
+def test_doctor_shows_the_preset_that_a_worker_would_use_here(quire, tmp_path, monkeypatch):
+    def preset() -> str:
+        lines = records(quire("doctor", "--no-torch", "--json")[1])
+        (found,) = [finding for finding in lines if finding["check"] == "preset"]
+        assert found["verdict"] == "ok"
+        return found["detail"]
+
+    monkeypatch.chdir(tmp_path)
+    assert preset() == "none is set here"
+    (tmp_path / "quire.toml").write_text('[worker]\npreset = "small-cpu"\n')
+    assert preset().startswith("small-cpu;")
+    # The variable wins, as for a worker.
+    monkeypatch.setenv("QUIRE_PRESET", "low-latency")
+    assert preset().startswith("low-latency;") and "config show --origin" in preset()
