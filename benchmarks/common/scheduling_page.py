@@ -47,18 +47,22 @@ def pictures(record: dict[str, Any]) -> dict[str, str]:
             ],
             unit="ms",
         ),
+        "scheduling-fairness.svg": draw(
+            "End of ten requests behind a thousand of another tenant, 99th percentile",
+            [
+                Bar("alone", record["fairness"]["alone p99 s"]),
+                Bar("fairness by tokens", record["fairness"]["tokens p99 s"], 1),
+                Bar("without it", record["fairness"]["fcfs p99 s"], 2),
+            ],
+            unit="s",
+        ),
     }
 
 
 def page(record: dict[str, Any]) -> str:
     """The page, whole."""
     sjf, urgent = record["sjf"], record["urgent"]
-    batching, preemption = record["batching"], record["preemption"]
-    rows = [
-        f"| {context} | {preemption[f'swap {context} ms']:.1f} "
-        f"| {preemption[f'recompute {context} ms']:.1f} | {preemption[f'auto {context} ms']:.1f} |"
-        for context in CONTEXTS
-    ]
+    batching = record["batching"]
     lines = [
         "# What scheduling brings",
         "",
@@ -92,6 +96,20 @@ def page(record: dict[str, Any]) -> str:
         "",
         "![Throughput of both](../assets/scheduling-batching.svg)",
         "",
+        *_preemption(record["preemption"]),
+        "",
+        *_fairness(record["fairness"]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _preemption(preemption: dict[str, float]) -> list[str]:
+    rows = [
+        f"| {context} | {preemption[f'swap {context} ms']:.1f} "
+        f"| {preemption[f'recompute {context} ms']:.1f} | {preemption[f'auto {context} ms']:.1f} |"
+        for context in CONTEXTS
+    ]
+    return [
         "## Swap or recompute",
         "",
         "What one preemption costs the preempted request, by the number of its tokens, in ms.",
@@ -105,8 +123,23 @@ def page(record: dict[str, Any]) -> str:
         *rows,
         "",
         "![Cost of a preemption](../assets/scheduling-preemption.svg)",
+        "",
+        "Use `swap` if contexts are long, the prefix cache is off or full, and the host has memory",
+        "for `num_host_blocks`. Use `recompute` if contexts are short or that memory is scarce.",
     ]
-    return "\n".join(lines) + "\n"
+
+
+def _fairness(fairness: dict[str, float]) -> list[str]:
+    return [
+        "## Fairness between tenants",
+        "",
+        "One tenant submits 1,000 requests, and then another one submits 10. The 99th percentile",
+        f"of the time until one of these 10 ends is {fairness['tokens p99 of alone']:.1f} times",
+        "that of the 10 requests alone if tenants share the queue by tokens, and",
+        f"{fairness['fcfs p99 of alone']:.1f} times in the order of arrival.",
+        "",
+        "![End of the requests of the second tenant](../assets/scheduling-fairness.svg)",
+    ]
 
 
 def main() -> None:
