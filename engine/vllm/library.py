@@ -17,6 +17,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from engine.errors import DeviceFailed
 from engine.logprobs import Logprobs
 from engine.request import Request
+from engine.sampling_params import SamplingParams as QuireParams
 from engine.vllm.backend import NewToken, StepTokens
 from engine.vllm.row import EXTRA_ARG, Row
 
@@ -54,6 +55,15 @@ class VllmBackend:
         scheduler = llm.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
         assert isinstance(scheduler, CountingScheduler)
         self._scheduler = scheduler
+
+    def warm_up(self) -> None:
+        """Compute two tokens. vLLM's first step takes seconds, in which no lease is renewed."""
+        sampling = QuireParams(max_tokens=2, top_k=2)
+        request = Request("warm-up", [0], sampling, arrival_time=0.0)
+        self.add(request, Row(request, None))
+        self.step()
+        self.step()
+        self.remove(["warm-up"])
 
     def add(self, request: Request, row: Row) -> None:
         """See `Backend`. The parameters leave every choice to the sampler, and every end to us."""

@@ -75,9 +75,11 @@ def load_vllm(path: str, limits: VllmLimits, *, given: Mapping[str, Any]) -> Vll
         eos = eos_token_ids_in(_sources_of_eos(folder, config.model_config))
         config.additional_config[EOS_KEY] = sorted(eos)
         llm = LLMEngine.from_vllm_config(config, disable_log_stats=True)
+        backend = VllmBackend(llm, adapters={})
+        backend.warm_up()
     except Exception as error:
         raise ModelRefused(f"vLLM cannot serve {path}: {_first_line(error)}") from error
-    return _facts(folder, config, VllmBackend(llm, adapters={}), eos)
+    return _facts(folder, config, backend, eos)
 
 
 def _arguments(folder: Path, limits: VllmLimits, given: dict[str, Any]) -> Any:
