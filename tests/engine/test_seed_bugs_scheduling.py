@@ -108,9 +108,9 @@ def test_b50_a_step_costs_no_more_calls_with_many_waiting_than_with_few(knob):
 def test_b50_the_count_of_calls_notices_a_queue_that_is_searched(monkeypatch):
     peek = WaitingQueue.peek
 
-    def searching(self, above=None):
+    def searching(self, above=None, **others):
         sum(request.priority > 3 for _, request in self._heaps[Priority.NORMAL])
-        return peek(self, above)
+        return peek(self, above, **others)
 
     monkeypatch.setattr(WaitingQueue, "peek", searching)
     assert calls_of_a_step(10_000) > calls_of_a_step(100) + 5_000
