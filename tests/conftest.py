@@ -1,4 +1,10 @@
-"""Long files first, so that no process of a run is left with one when the others have ended."""
+"""For all tests: long files first, and no test changes what later ones can see of the log.
+
+Long files come first, so that no process of a run is left with one when the others have ended.
+"""
+
+import logging
+from collections.abc import Iterator
 
 import pytest
 
@@ -50,3 +56,11 @@ _ORDER = {name: number for number, name in enumerate(LONG_FILES)}
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The tests of a file stay together and in their order."""
     items.sort(key=lambda item: _ORDER.get(item.nodeid.partition("::")[0], len(_ORDER)))
+
+
+@pytest.fixture(autouse=True)
+def _leaves_the_log_on() -> Iterator[None]:
+    yield
+    was_disabled = logging.root.manager.disable
+    logging.disable(logging.NOTSET)
+    assert not was_disabled, "the test has switched logging off for all later ones"

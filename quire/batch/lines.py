@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from quire.errors import InvalidRequest
 from quire.openai.answers import Heading, response
@@ -121,17 +121,24 @@ def parse_line(text: str, *, number: int, batch: str) -> BatchLine | BadLine:
     return line
 
 
-def _wrong_field(fields: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The code and the message for a field beside the `custom_id`; None if all can be read."""
+class WrongField(NamedTuple):
+    """Why a line cannot be read: the code of its error and the message."""
+
+    code: str
+    message: str
+
+
+def _wrong_field(fields: Mapping[str, Any]) -> WrongField | None:
+    """What is wrong with a field beside the `custom_id`; None if all can be read."""
     url, session = fields.get("url"), fields.get("session_id")
     if fields.get("method", "POST") != "POST":
-        return "invalid_method", "method must be POST"
+        return WrongField("invalid_method", "method must be POST")
     if not isinstance(url, str) or url not in KINDS:
-        return "invalid_url", f"url must be one of {', '.join(KINDS)}"
+        return WrongField("invalid_url", f"url must be one of {', '.join(KINDS)}")
     if not isinstance(fields.get("body"), dict):
-        return "invalid_body", "body must be an object"
+        return WrongField("invalid_body", "body must be an object")
     if session is not None and not (isinstance(session, str) and is_session_id(session)):
-        return "invalid_session_id", "session_id must be the name of a session"
+        return WrongField("invalid_session_id", "session_id must be the name of a session")
     return None
 
 

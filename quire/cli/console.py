@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,12 +22,14 @@ from typing import Any, TypeVar
 
 from quire.broker.broker import Broker
 from quire.cli.sources import known_settings, misspelt_variables, with_password, without_password
+from quire.cli.usage import without_secrets
 from quire.client.async_client import AsyncClient
 from quire.client.client import DEFAULT_URL, Client
 from quire.errors import InvalidRequest
 from quire.transport.connection import connect
 from quire.wire.arguments import MAX_AHEAD_SECONDS, QueueSettings
 from quire.wire.json_text import read_object
+from quire.wire.protocol import MAX_REQUEST_ID_LENGTH, REQUEST_ID_PATTERN
 
 #: The most names of a list that are printed.
 MAX_NAMES = 4
@@ -143,6 +146,17 @@ def add_server(parser: argparse.ArgumentParser) -> None:
 
 #: Settings of a queue that should be the same for its clients and its workers.
 _DURATIONS = ("max_queue_seconds", "retention_seconds")
+
+
+def an_id(text: str) -> str:
+    """The type of an argument that is the id of a request.
+
+    Refuses what looks like a url with a password, too: an id is repeated on the terminal.
+    """
+    is_id = len(text) <= MAX_REQUEST_ID_LENGTH and re.fullmatch(REQUEST_ID_PATTERN, text)
+    if not is_id or without_secrets(text) != text:
+        raise argparse.ArgumentTypeError(f"{text} is not the id of a request")
+    return text
 
 
 def not_negative(text: str) -> float:

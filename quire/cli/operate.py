@@ -13,6 +13,7 @@ from quire.broker.inspection import ShardState, inspect_shards
 from quire.cli.console import (
     Console,
     add_server,
+    an_id,
     brokers_of,
     client_of,
     few,
@@ -35,7 +36,8 @@ MAX_LETTERS = 10_000
 
 def add_status(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire status`."""
-    parser.add_argument("id", nargs="*", help="show these requests instead of the queue")
+    help_ = "show these requests instead of the queue"
+    parser.add_argument("id", nargs="*", type=an_id, help=help_)
     add_server(parser)
 
 

@@ -37,9 +37,14 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exits with the usage and the message, without the passwords of urls in the message."""
-        for secret, instead in _SECRETS:
-            message = secret.sub(instead, message)
-        super().error(message)
+        super().error(without_secrets(message))
+
+
+def without_secrets(message: str) -> str:
+    """The message without the passwords of urls in it."""
+    for secret, instead in _SECRETS:
+        message = secret.sub(instead, message)
+    return message
 
 
 class _ShortUsage(argparse.HelpFormatter):

@@ -9,6 +9,7 @@ Exits with 1 if one is wrong. `docs/reference/models.md` is made from the JSON b
 """
 
 import argparse
+import logging
 import multiprocessing
 import sys
 from collections import Counter
@@ -16,6 +17,7 @@ from multiprocessing.pool import Pool
 from pathlib import Path
 
 import torch
+import transformers
 
 from tests.golden_models.compare import Found, compare
 from tests.golden_models.configs import class_name, types
@@ -56,9 +58,16 @@ def compare_all(kinds: list[str], *, jobs: int) -> list[Found]:
     context = multiprocessing.get_context("fork")
     for first in range(0, len(kinds), jobs * MODELS_PER_PROCESS):
         some = kinds[first : first + jobs * MODELS_PER_PROCESS]
-        with context.Pool(jobs) as pool:
+        with context.Pool(jobs, initializer=_be_quiet) as pool:
             results += _compared(pool, some)
     return results
+
+
+def _be_quiet() -> None:
+    """Silences the libraries, in a process that only compares."""
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    logging.disable(logging.WARNING)
 
 
 def _compared(pool: Pool, kinds: list[str]) -> list[Found]:

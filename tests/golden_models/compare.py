@@ -4,14 +4,12 @@ The model has random weights in every parameter, also in those that start as one
 a part that is dropped changes its tokens.
 """
 
-import logging
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import transformers
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from engine.errors import ModelRefused
@@ -54,9 +52,6 @@ class Found:
 def compare(kind: str, *, change: Callable[[ModelRunner], None] = lambda _: None) -> Found:
     """Compare one type. `change` may damage a loaded model, to show that this is noticed."""
     name = class_name(kind)
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="quire-golden-") as parent:
         folder = Path(parent) / "model"
         try:

@@ -11,7 +11,7 @@ from service.settings.families import DEAD_REASONS
 ROOT = Path(__file__).parents[2]
 #: What makes an error, and at which place of its arguments the code stands.
 OF_REQUESTS = {"ErrorInfo": 0, "short_error": 0, "_ending": None}
-OF_LINES = {"BadLine": 2, "bad": 0, "_fail": 1, "_fail_answer": 1}
+OF_LINES = {"BadLine": 2, "WrongField": 0, "bad": 0, "_fail": 1, "_fail_answer": 1}
 MAKERS = OF_REQUESTS | OF_LINES
 
 

@@ -259,7 +259,7 @@ def test_a_doctored_model_is_found_out(real_connection, paths, name):
         ("submit", "    if is_parked(id, turn) then\n", "    if false then\n"),
         (
             "claim",
-            "if is_parked(id, turn_of(id)) then\n  return refuse",
+            "if is_parked(id, turn) then\n  return refuse",
             "if false then return refuse",
         ),
         ("restore", "  if is_parked(id, turn_of(id)) then\n    unrank(id)", "  if false then"),

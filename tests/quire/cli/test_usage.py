@@ -126,7 +126,7 @@ def test_what_was_meant_for_a_url_is_named_without_its_password(word, capsys):
 )
 def test_what_has_no_password_is_repeated_as_it_was_written(word, capsys):
     with pytest.raises(SystemExit):
-        main(["status", word])
+        main(["limits", word])
     assert f"unrecognized arguments: {word}\n" in capsys.readouterr().err
 
 
@@ -134,5 +134,14 @@ def test_what_has_no_password_is_repeated_as_it_was_written(word, capsys):
 @pytest.mark.timeout(10)
 def test_a_long_word_is_looked_through_at_once(word, capsys):
     with pytest.raises(SystemExit):
-        main(["status", word])
+        main(["limits", word])
     assert "unrecognized arguments: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["x" * 20_000, "a b", "redis://host:6379/0", "a/b"])
+@pytest.mark.timeout(10)
+def test_what_is_no_id_is_refused_where_an_id_is_expected(word, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["status", word])
+    assert ended.value.code == EXIT_USAGE
+    assert f"argument id: {word} is not the id of a request\n" in capsys.readouterr().err

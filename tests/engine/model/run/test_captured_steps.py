@@ -43,7 +43,9 @@ class MaskedDecode:
     name = "masked"
 
     def plan_decodes(self, context_lens, block_tables, *, max_context):
-        def attend_tables(query, key_cache, value_cache, *, scaling, sliding_window):
+        def attend_tables(
+            query, key_cache, value_cache, *, scaling, sliding_window, softcap, sinks
+        ):
             rows, kv_heads = len(query), key_cache.shape[1]
             keys, values = (
                 cache[block_tables].transpose(1, 2).flatten(2, 3)
@@ -59,7 +61,7 @@ class MaskedDecode:
             return attend(
                 query.view(rows, kv_heads, -1, query.shape[-1]), keys, values,
                 bias=additive(seen, query.dtype)[:, None], scaling=scaling,
-                softcap=None, sinks=None,
+                softcap=softcap, sinks=sinks,
             ).flatten(1, 2)  # fmt: skip
 
         return attend_tables
