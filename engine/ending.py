@@ -89,6 +89,6 @@ def last_output(
     request: Request, reason: FinishReason, *, error: str | None = None
 ) -> RequestOutput:
     """The output, without a token, of a request that ends outside of a step."""
-    # Whoever resumes a released request replays its tokens, and so the held-back text.
+    # A worker that resumes a released request replays its tokens, and so the held-back text.
     text = "" if reason is FinishReason.RELEASED else take_text(request, final=True)
     return RequestOutput(request, request.num_output_tokens, (), text, reason, error)

@@ -33,10 +33,8 @@ def _deepseek(*words: str) -> str:
     return "<\uff5c" + "\u2581".join(("tool", *words)) + "\uff5c>"
 
 
-_DEEPSEEK_END, _DEEPSEEK_AROUND = _deepseek("call", "end"), (
-    _deepseek("calls", "begin"),
-    _deepseek("calls", "end"),
-)  # fmt: skip
+_DEEPSEEK_END = _deepseek("call", "end")
+_DEEPSEEK_AROUND = (_deepseek("calls", "begin"), _deepseek("calls", "end"))
 
 #: All formats. Where two have the same opening mark, a later one is tried if the text is not that
 #: of an earlier one.

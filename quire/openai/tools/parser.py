@@ -23,6 +23,9 @@ from quire.openai.tools.text_buffer import (
 #: The kinds of pieces. `call` has the name of a function, and `arguments` a part of its JSON text.
 PieceKind = Literal["content", "reasoning", "call", "arguments"]
 
+#: The most characters that are read at once: each mark is searched for in all that is read.
+MAX_CHUNK = 1024
+
 #: What a call without arguments passes on.
 _NO_ARGUMENTS = "{}"
 
@@ -83,8 +86,8 @@ class ToolCallParser:
 
     def feed(self, text: str) -> list[Piece]:
         """The pieces that are certain with this text. Adjacent ones of one kind are joined."""
-        if text:
-            self._text.append(text)
+        for begin in range(0, len(text), MAX_CHUNK):
+            self._text.append(text[begin : begin + MAX_CHUNK])
             next(self._reading)
         return self._taken()
 

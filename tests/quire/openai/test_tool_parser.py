@@ -2,10 +2,12 @@
 
 import json
 import random
+from pathlib import Path
 from time import process_time
 
 import pytest
 
+from quire.openai.tools.formats import FORMATS
 from quire.openai.tools.parser import Piece, ReasoningMarks, ToolCallParser
 
 NAMES = ("f", "g")
@@ -174,3 +176,26 @@ def test_no_output_takes_long(text: str) -> None:
         parser.feed(char)
     parser.finish()
     assert process_time() - begin < 20
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["<tool_call>", "[TOOL_CALLS]", '<tool_call>{"name": "f"}', "\n", "<", '{"', "</tool_call>"],
+)
+def test_the_time_of_a_whole_text_grows_with_its_length(text: str) -> None:
+    """Each mark must not be searched for in all of a long text, time and again."""
+
+    def seconds(length: int) -> float:
+        parser, begin = ToolCallParser(NAMES), process_time()
+        parser.feed(text * (length // len(text)))
+        parser.finish()
+        return process_time() - begin
+
+    assert seconds(300_000) < 3
+
+
+def test_the_page_names_every_opening_mark() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "tools.md").read_text()
+    for one in FORMATS:
+        name = "DeepSeek" if "\uff5c" in one.begin else f"`{one.begin}`"
+        assert name in page, one.family
