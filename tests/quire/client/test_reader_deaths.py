@@ -27,10 +27,19 @@ def test_a_thread_that_dies_fails_those_who_wait_and_is_replaced(connection, bro
     shared = SharedReadsBroker(connection, queue=broker.keys.queue)
     handle = Client(shared).submit("x")
     claim = claim_next(broker).claim
+    dying: list[threading.Thread] = []
+
+    def dies(*_: object) -> None:
+        dying.append(threading.current_thread())
+        raise Mistake
+
     with monkeypatch.context() as broken:
-        broken.setattr("quire.client.reader._Reader._read_once", raising_mistake)
+        broken.setattr("quire.client.reader._Reader._read_once", dies)
         with pytest.raises(BrokerUnavailable, match="has ended"):
             shared.read_output({handle.request_id: 0}, block_seconds=30)
+    # Its exception is reported when it has ended: here, and not in the middle of another test.
+    for thread in dying:
+        thread.join()
     broker.commit([make_item(claim, 0, 1, final=True)])
     assert handle.result(timeout=30).text == text_of(0)
 
