@@ -1,7 +1,8 @@
 """Speculative decoding: which requests get drafts, and how many drafted tokens were accepted.
 
-Knows no ranks and no model. A wrong token costs a place in a step and nothing else; an accepted one
-is the token that would have been chosen anyway, so speculation never changes an output.
+Knows no ranks and no model. A rejected draft token costs one token of the step's budget and nothing
+else. An accepted one is the token that would have been chosen anyway, so speculation never changes
+an output.
 """
 
 from collections.abc import Iterator, Sequence

@@ -15,9 +15,9 @@ from service.outgoing.outbox import Outbox
 
 
 class Trials:
-    """Limits what one intake may claim, and which of its claims it may open.
+    """Limits how many requests one intake thread may claim, and which of them may start.
 
-    The Outbox has the trials of all intakes of the worker.
+    A worker may have several intakes. The Outbox knows the trials of all of them.
     """
 
     def __init__(self, outbox: Outbox) -> None:

@@ -92,7 +92,8 @@ local function start_of(key, clock, tenant)
   return start
 end
 
--- The moment of a virtual start, in microseconds. The latest start of all has the arrival itself.
+-- The time from which a request with this virtual start is ranked, in microseconds. For the latest
+-- start of all it is the time of its arrival.
 local function moment_of(key, clock, start, now)
   local shift = tonumber(shift_at(key, start) or '')
   if not shift or start > clock.newest then
@@ -107,8 +108,9 @@ local function moment_of(key, clock, start, now)
   return start + shift
 end
 
--- Counts the tokens of a request for its tenant. Returns its moment, its virtual start and its
--- length, as they are kept in its record. Call it before the request is ranked.
+-- Adds the tokens of a request to its tenant's virtual counter. Returns three numbers in one text,
+-- as the request's record keeps them: the time from which it is ranked, its virtual start, and its
+-- length in tokens divided by the tenant's weight. Call it before the request is ranked.
 local function share_of(priority, tenant, tokens, arrival)
   local key, now = shares_of(priority), tonumber(arrival)
   local weight = tonumber(redis.call('HGET', CONTROL, 'weight:' .. tenant) or '') or 1
