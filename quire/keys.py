@@ -84,6 +84,20 @@ hash tag: a whole shard lies in one slot, so that every transition can be one sc
                                  write of its own to wait for (see durability.py). Expires after
                                  a second.
 
+Files and batches have keys of shard 0, written by the scripts in `scripts/batches`:
+
+    file:<id>           hash     a file: `state` (reserved, published or deleted), tenant, purpose,
+                                 filename, bytes, created_ms, expires_ms, and `uses`, the batches
+                                 that read it and have not ended.
+    files:<tenant>      zset     published file -> when it was created, unix ms.
+    batch:<id>          hash     a batch: status, tenant, epoch, owner, and the fields that
+                                 docs/reference/batches.md lists.
+    batches:<tenant>    zset     batch -> when it was created, unix ms.
+    batch-work          zset     batch that has not ended -> from when on a batcher may claim it:
+                                 its creation, or the expiry of its lease, unix ms.
+    batch-open          hash     tenant -> number of its batches that have not ended.
+    batch-ends          zset     `file:<id>` or `batch:<id>` -> when a batcher deletes it, unix ms.
+
 A request belongs to a group when its id is `<group>~<member>`. So the caller of a script can derive
 the group's keys from the id alone.
 
@@ -129,7 +143,7 @@ Every per-request key is created with an expiry: the longest time in the queue p
 It is renewed while the request is open, and cut to the retention when it ends. The keys of a group
 expire with the last of its requests. Only `in:*`, `rank:*`, `arrival`, `lease`, `place`, `delay`,
 `wait`, `turn`, `turns`, `open`, `counts` and `control` belong to the queue itself and have no
-expiry; `dead` is deleted with its last letter.
+expiry; `dead` is deleted with its last letter. A batcher deletes files and batches at their time.
 """
 
 from __future__ import annotations
@@ -303,3 +317,29 @@ class Keys:
     def mark(self) -> str:
         """Written after each durable write; expires after a second."""
         return f"{self.prefix}:mark"
+
+    # Files and batches; they belong to shard 0.
+
+    def file(self, file_id: str) -> str:
+        return f"{self.prefix}:file:{file_id}"
+
+    def files(self, tenant: str) -> str:
+        return f"{self.prefix}:files:{tenant}"
+
+    def batch(self, batch_id: str) -> str:
+        return f"{self.prefix}:batch:{batch_id}"
+
+    def batches(self, tenant: str) -> str:
+        return f"{self.prefix}:batches:{tenant}"
+
+    @property
+    def batch_work(self) -> str:
+        return f"{self.prefix}:batch-work"
+
+    @property
+    def open_batches(self) -> str:
+        return f"{self.prefix}:batch-open"
+
+    @property
+    def batch_ends(self) -> str:
+        return f"{self.prefix}:batch-ends"

@@ -31,6 +31,9 @@ from quire.wire.output import State
 from quire.wire.protocol import GenerationRequest
 from quire.wire.sampling import ParsedBody
 
+#: The transitions after which a producer relies on what it has sent.
+_DURABLE = frozenset({"submit", "batches/publish_file", "batches/create_batch"})
+
 #: How often the holder of an idempotency key may change during one submit.
 MAX_HOLDER_CHANGES = 3
 
@@ -45,7 +48,7 @@ class Ask:
     @property
     def must_be_durable(self) -> bool:
         """Whether a durable broker waits for the disk. Not for a cancel, which may be repeated."""
-        return self.transition == "submit"
+        return self.transition in _DURABLE
 
 
 def submitting(

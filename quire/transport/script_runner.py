@@ -49,6 +49,10 @@ _PARTS_OF = {
     "announce": _PARTS[:1],
 }
 
+#: The folder of the scripts of files and batches, as their names begin, and their shared part.
+BATCHES = "batches/"
+_BATCHES_PARTS = (f"{BATCHES}shared",)
+
 #: Error replies about the server, or about the rights of the user, which may be resolved outside
 #: Quire. Every other error reply is about the script and the keys.
 _OF_THE_SERVER = re.compile(
@@ -252,7 +256,8 @@ def pipelines_of(calls: Iterable[Call]) -> Iterator[list[Call]]:
 def load_source(name: str) -> str:
     """The full text of the transition `name`."""
     folder = resources.files("quire.transport") / "scripts"
-    files = (*_PARTS_OF.get(name, _PARTS), name)
+    default = _BATCHES_PARTS if name.startswith(BATCHES) else _PARTS
+    files = (*_PARTS_OF.get(name, default), name)
     return "\n".join((folder / f"{file}.lua").read_text() for file in files)
 
 

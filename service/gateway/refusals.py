@@ -9,18 +9,21 @@
             origin_not_allowed                          a page of another origin, without keys
     404     model_not_found, unknown_request            the queue has no such model, no such request
             unknown_url                                 no such path (see http/middleware.py)
+            unknown_file, unknown_batch                 also those of other tenants
+            files_not_enabled                           the gateway has no storage for files
     405     method_not_allowed                          the path takes other methods (there, too)
     408     body_timeout                                the body did not come in time
     409     cancelled                                   the request was cancelled
             output_rewound                              Redis has lost tokens the caller has
-    413     body_too_large
+    413     body_too_large, file_too_large
     422     idempotency_key_reused                      an earlier call with the key was different
     429     queue_full                                  a limit of queue or tenant is reached
             too_many_open_answers                       the tenant's limit here is reached
+            too_many_files, too_many_batches            the tenant's limit is reached
     500     codes of failed requests, protocol_error    the request has failed
             internal_error                              a defect (see http/middleware.py)
     503     broker_unavailable, gateway_full,           try again, perhaps at another gateway
-            gateway_draining
+            gateway_draining, storage_unavailable
             request_lost                                the request is gone; call again
     504     deadline_exceeded, queue_timeout            the request took too long
 

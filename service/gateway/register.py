@@ -3,7 +3,10 @@
 from service.settings.families import FIRST_TOKEN, NONE, Family
 
 #: The values of the label `route`.
-ROUTES = ("chat.completions", "completions", "models", "requests", "events", "cancel")
+ROUTES = (
+    *("chat.completions", "completions", "models", "requests", "events", "cancel"),
+    *("files", "file_content", "batches"),
+)
 
 #: Every status of a response. 499: the caller had gone before the response began.
 STATUSES = (

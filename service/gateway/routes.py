@@ -27,6 +27,7 @@ from quire.openai.answers import written_response
 from quire.openai.requests import KINDS, parse_body
 from quire.wire.protocol import Kind, State
 from service.gateway.answers import Answer, encode_parts
+from service.gateway.batches.routes import routes_of
 from service.gateway.callers import ApiKeys, Caller
 from service.gateway.complete_answers import CompleteAnswer
 from service.gateway.cursors import LAST_EVENT_ID, LastEvent, last_event_of
@@ -87,7 +88,18 @@ class Gateway:
             return Route(path, endpoint, methods=["POST"])
 
         admit = self._admit
+        batches = [
+            Route(
+                path,
+                Endpoint(name, handler, metrics=self.metrics, admit=admit if is_open else None),
+                methods=[method],
+            )
+            for method, path, name, handler, is_open in routes_of(
+                self._client, self._settings, caller_of=self._caller
+            )
+        ]
         return [
+            *batches,
             *(post(path, kind, partial(self._call, kind), admit) for path, kind in KINDS.items()),
             get("/v1/requests/{id}", "requests", self._show_answer, admit),
             get("/v1/requests/{id}/events", "events", self._events, admit),

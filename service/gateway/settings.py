@@ -12,6 +12,7 @@ from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from quire.cli.sources import ENV_PREFIX
+from service.batches.settings import FileSettings
 from service.gateway.http.cors import ORIGIN_PATTERN
 from service.settings.reading import (
     LOG_FORMAT_TEXT,
@@ -41,7 +42,7 @@ SHARED_WITH_WORKER = (
 )
 
 
-class GatewaySettings(ProcessSettings):
+class GatewaySettings(FileSettings):
     """All settings of a gateway."""
 
     model_config = SettingsConfigDict(env_prefix=f"{ENV_PREFIX}GATEWAY_")
@@ -113,6 +114,22 @@ class GatewaySettings(ProcessSettings):
         "their callers can continue at another gateway.",
         default=30.0,
         ge=0.0,
+    )
+
+    max_files: int = setting(
+        "Files and batches", "Most files of one tenant; more are refused.", default=10_000, ge=1
+    )
+    max_open_batches: int = setting(
+        "Files and batches",
+        "Most batches of one tenant that have not ended; more are refused.",
+        default=100,
+        ge=1,
+    )
+    max_batches: int = setting(
+        "Files and batches",
+        "Most batches of one tenant, ended ones included; more are refused.",
+        default=10_000,
+        ge=1,
     )
 
     http_host: str = setting("Observability", "Address to listen on.", default="127.0.0.1")

@@ -36,7 +36,7 @@ def for_pages_of(origins: Sequence[str], app: ASGIApp) -> ASGIApp:
     return CORSMiddleware(
         app,
         allow_origins=origins,
-        allow_methods=("GET", "POST"),
+        allow_methods=("GET", "POST", "DELETE"),
         # Client libraries add headers of their own, so every header is allowed. A `*` in the answer
         # would not cover `Authorization`, so the middleware repeats the names from the preflight.
         allow_headers=(ANY_ORIGIN,),

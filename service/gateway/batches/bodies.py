@@ -1,0 +1,119 @@
+"""What the routes of files and batches read and write in the same way. Knows no Redis."""
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import InvalidRequest
+from service.batches.records import expiry_seconds
+from service.gateway.refusals import Refusal, Refused
+
+#: The limits of OpenAI for the metadata of a batch.
+MAX_PAIRS, MAX_KEY_LENGTH, MAX_VALUE_LENGTH = 16, 64, 512
+
+#: The names of `expires_after` in a form.
+_EXPIRY = {"expires_after[anchor]": "anchor", "expires_after[seconds]": "seconds"}
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Which part of a list is asked for."""
+
+    limit: int
+    after: str | None
+    is_ascending: bool
+
+
+def page_of(query: Mapping[str, str], *, longest: int, default: int) -> Page:
+    """Reads `limit`, `after` and `order`. InvalidRequest."""
+    limit = query.get("limit", str(default))
+    if not (limit.isascii() and limit.isdigit() and len(limit) <= 6 and 1 <= int(limit) <= longest):
+        raise InvalidRequest("limit", f"must be an integer of 1 to {longest}")
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest("order", "must be asc or desc")
+    return Page(int(limit), query.get("after") or None, order == "asc")
+
+
+def page_body(bodies: Sequence[Mapping[str, Any]], page: Page) -> dict[str, Any]:
+    """A list in OpenAI's form. `bodies` may have one more than asked for, if there are more."""
+    shown = bodies[: page.limit]
+    return {
+        "object": "list",
+        "data": shown,
+        "first_id": shown[0]["id"] if shown else None,
+        "last_id": shown[-1]["id"] if shown else None,
+        "has_more": len(bodies) > page.limit,
+    }
+
+
+def expiry_of_form(fields: dict[str, str]) -> int | None:
+    """Takes `expires_after` out of the fields of a form; its seconds. InvalidRequest."""
+    given: dict[str, Any] = {
+        name: fields.pop(key) for key, name in _EXPIRY.items() if key in fields
+    }
+    if not given:
+        return None
+    seconds = given.get("seconds", "")
+    if seconds.isascii() and seconds.isdigit() and len(seconds) < 16:
+        given["seconds"] = int(seconds)
+    return expiry_seconds(given, name="expires_after")
+
+
+def metadata_of(value: object) -> Mapping[str, str] | None:
+    """The metadata of a batch: a small map of texts, or null. InvalidRequest."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or len(value) > MAX_PAIRS:
+        raise InvalidRequest("body.metadata", f"must be a map of at most {MAX_PAIRS} texts")
+    for name, text in value.items():
+        if len(name) > MAX_KEY_LENGTH:
+            raise InvalidRequest("body.metadata", f"names have at most {MAX_KEY_LENGTH} characters")
+        if not isinstance(text, str) or len(text) > MAX_VALUE_LENGTH:
+            message = f"must be a text of at most {MAX_VALUE_LENGTH} characters"
+            raise InvalidRequest(f"body.metadata.{name}", message)
+    return dict(value)
+
+
+def lines_of_requests(requests: object) -> Iterable[bytes]:
+    """The lines of an input file for `requests` of a body. InvalidRequest for anything but maps."""
+    if not isinstance(requests, list) or not requests:
+        raise InvalidRequest("body.requests", "must be a list of requests")
+    for number, request in enumerate(requests):
+        if not isinstance(request, Mapping):
+            raise InvalidRequest(f"body.requests.{number}", "must be a map")
+        # Escaped to ASCII, so that every text of the body can be encoded.
+        yield json.dumps(request).encode() + b"\n"
+
+
+def refuse_unknown(fields: Collection[str], known: Collection[str]) -> None:
+    """InvalidRequest for a field that is not known."""
+    for name in fields:
+        if name not in known:
+            raise InvalidRequest(f"body.{name}", "unknown field")
+
+
+def no_storage() -> Refused:
+    """The refusal of a gateway without a place for files."""
+    message = "this gateway has no storage for files: its setting `files_folder` is not set"
+    return Refused(Refusal(404, "files_not_enabled", message))
+
+
+def storage_failed() -> Refused:
+    """The refusal while the storage fails. Its address and the reason are only logged."""
+    headers = {"Retry-After": "2"}
+    message = "the storage of files cannot be used now; try again"
+    return Refused(Refusal(503, "storage_unavailable", message, headers=headers))
+
+
+def unknown(kind: str, name: str) -> Refused:
+    """The refusal for a file or batch that does not exist, or is another tenant's."""
+    return Refused(Refusal(404, f"unknown_{kind}", f"there is no {kind} {name!r}", param="id"))
+
+
+def full(what: str, limit: int) -> Refused:
+    """The refusal at a tenant's limit of `files` or `batches`."""
+    headers = {"x-should-retry": "false"}
+    message = f"the tenant has {limit} {what}, which is its limit"
+    return Refused(Refusal(429, f"too_many_{what}", message, headers=headers))

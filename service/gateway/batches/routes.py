@@ -1,0 +1,29 @@
+"""Which path of the files API leads to which handler."""
+
+from collections.abc import Iterator
+
+from quire.client.async_client import AsyncClient
+from service.batches.ledger import AsyncLedger
+from service.batches.opening import open_storage
+from service.gateway.batches.files import CallerOf, FileRoutes, Files
+from service.gateway.http.middleware import Handler
+from service.gateway.settings import GatewaySettings
+
+#: Method, path, name in the metrics, handler, and whether it counts as an open answer.
+BatchRoute = tuple[str, str, str, Handler, bool]
+
+
+def routes_of(
+    client: AsyncClient, settings: GatewaySettings, *, caller_of: CallerOf
+) -> Iterator[BatchRoute]:
+    """All routes of files and batches. ConfigurationError if the storage cannot be used."""
+    # A client's broker, because the records are keys of its first shard.
+    broker = client._brokers[0]
+    records = AsyncLedger(broker._connection, broker.keys.queue, durable=settings.durable)
+    files = Files(records, open_storage(settings), settings)
+    routes = FileRoutes(files, settings, caller_of=caller_of)
+    yield "POST", "/v1/files", "files", routes.upload, True
+    yield "GET", "/v1/files", "files", routes.list_all, False
+    yield "GET", "/v1/files/{id}", "files", routes.show, False
+    yield "GET", "/v1/files/{id}/content", "file_content", routes.content, True
+    yield "DELETE", "/v1/files/{id}", "files", routes.delete, False
