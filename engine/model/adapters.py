@@ -117,21 +117,31 @@ class Adapter:
         return max(part.rank for part in self.layers.values())
 
 
-def read_adapters(model: PreTrainedModel, folders: Mapping[str, Path]) -> tuple[Adapter, ...]:
+def read_adapters(
+    model: PreTrainedModel,
+    folders: Mapping[str, Path],
+    *,
+    device: torch.device | str | None = None,
+) -> tuple[Adapter, ...]:
     """Read the adapters of some folders for a model; the result is sorted by name.
+
+    Their tensors are put on `device`, or on that of the model. A model on the device `meta` has
+    shapes and no weights, which is enough to check adapters.
 
     Raises:
         ModelRefused: an adapter cannot be served; the message is one sentence.
     """
-    return tuple(_Reader(folders[name], model).adapter(name) for name in sorted(folders))
+    return tuple(_Reader(folders[name], model, device).adapter(name) for name in sorted(folders))
 
 
 class _Reader:
     """Reads the adapter in one folder."""
 
-    def __init__(self, folder: Path, model: PreTrainedModel) -> None:
+    def __init__(
+        self, folder: Path, model: PreTrainedModel, device: torch.device | str | None
+    ) -> None:
         self._folder = folder
-        self._model = model
+        self._device = device
         self._linears = {
             name: module
             for name, module in model.named_modules()
@@ -228,7 +238,8 @@ class _Reader:
                     )
             alpha = self._number(config, "lora_alpha", "alpha_pattern", name)
             scale = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-            down, up = (tensors[side].to(linear.weight) for side in "AB")
+            like, device = linear.weight, self._device or linear.weight.device
+            down, up = (tensors[side].to(device, like.dtype) for side in "AB")
             if not (torch.isfinite(down).all() and torch.isfinite(up).all()):
                 raise self._refused(
                     f"{name} has numbers that are not finite in {linear.weight.dtype}"

@@ -26,6 +26,8 @@ _RESERVED = {
     "kv_cache_memory_bytes": "set `kv_cache_memory_bytes`",
     "num_gpu_blocks_override": "set `num_blocks`",
     "enable_lora": "set `adapters`",
+    "max_cpu_loras": "all `adapters` are kept",
+    "max_lora_rank": "the largest rank of `adapters` decides it",
     "scheduling_policy": "set `policy`",
     "seed": "the seed of a request decides its noise",
     "skip_tokenizer_init": "vLLM gets and returns token ids",

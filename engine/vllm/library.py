@@ -5,6 +5,7 @@ a row is seen here, and a compiled constraint can be used there.
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from vllm import SamplingParams
@@ -18,6 +19,7 @@ from engine.errors import DeviceFailed
 from engine.logprobs import Logprobs
 from engine.request import Request
 from engine.sampling_params import SamplingParams as QuireParams
+from engine.vllm.adapters import NO_ADAPTER
 from engine.vllm.backend import NewToken, StepTokens
 from engine.vllm.row import EXTRA_ARG, Row
 
@@ -42,12 +44,19 @@ class VllmBackend:
     """A Backend over one LLMEngine.
 
     Args:
-        adapters: vLLM's name of each LoRA adapter, by its name in requests.
+        adapters: the folders of LoRA adapters, by their names in requests. vLLM reads them now, and
+            raises an error for one that it cannot serve. Under NO_ADAPTER the one for requests
+            that name none, if they need one.
     """
 
-    def __init__(self, llm: LLMEngine, *, adapters: Mapping[str, LoRARequest]) -> None:
+    def __init__(self, llm: LLMEngine, *, adapters: Mapping[str, Path]) -> None:
         self._llm = llm
-        self._adapters = adapters
+        self._adapters = {
+            name: LoRARequest(name or "no adapter", number, str(folder))
+            for number, (name, folder) in enumerate(sorted(adapters.items()), start=1)
+        }
+        for adapter in self._adapters.values():
+            llm.add_lora(adapter)
         #: vLLM adds a suffix to each id.
         self._ids: dict[str, str] = {}
         #: Of each request, how many of the best tokens it wants with each token.
@@ -88,7 +97,7 @@ class VllmBackend:
             prompt,  # type: ignore[arg-type]
             params,
             arrival_time=request.arrival_time,
-            lora_request=self._adapters[request.adapter] if request.adapter else None,
+            lora_request=self._adapters.get(request.adapter or NO_ADAPTER),
             priority=-request.priority,
         )
 

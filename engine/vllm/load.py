@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ModelRefused
+from engine.vllm.adapters import CheckedAdapters, check_adapters
 from engine.vllm.arguments import engine_args
 from engine.vllm.backend import Backend
 
@@ -35,6 +36,8 @@ class VllmFacts:
     source: Path
     dtype: str
     device: str
+    #: The fingerprint of each adapter, by name.
+    adapters: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,17 +54,27 @@ class VllmLimits:
     max_model_len: int | None = None
 
 
-def load_vllm(path: str, limits: VllmLimits, *, given: Mapping[str, Any]) -> VllmFacts:
-    """Load a model folder. `given` are vLLM's own arguments, as the worker's table has them.
+def load_vllm(
+    path: str,
+    limits: VllmLimits,
+    *,
+    given: Mapping[str, Any],
+    adapters: Mapping[str, Path] | None = None,
+) -> VllmFacts:
+    """Load a model folder, and adapters by name from folders in PEFT's format.
+
+    `given` are vLLM's own arguments, as the worker's table has them.
 
     Raises:
-        ModelRefused: vLLM is not installed, refuses an argument, or cannot serve the model.
+        ModelRefused: vLLM is not installed, refuses an argument, or cannot serve the model or an
+            adapter.
     """
     folder = Path(path)
     if not (folder / "config.json").is_file():
         raise ModelRefused(f"engine vllm serves folders of models; {path} has no config.json")
     os.environ.update(_ENVIRONMENT)
     try:
+        from vllm.platforms import current_platform
         from vllm.v1.engine.llm_engine import LLMEngine
 
         from engine.model.wide.loader import eos_token_ids_in
@@ -69,20 +82,24 @@ def load_vllm(path: str, limits: VllmLimits, *, given: Mapping[str, Any]) -> Vll
         from engine.vllm.processor import EOS_KEY
     except ModuleNotFoundError as error:
         raise ModelRefused(f"engine vllm: the module {error.name} is missing") from error
-    arguments = _arguments(folder, limits, dict(given))
+    checked = check_adapters(folder, adapters or {}, for_none=current_platform.is_cpu())
+    arguments = _arguments(folder, limits, dict(given), checked)
     try:
         config = arguments.create_engine_config()
         eos = eos_token_ids_in(_sources_of_eos(folder, config.model_config))
         config.additional_config[EOS_KEY] = sorted(eos)
         llm = LLMEngine.from_vllm_config(config, disable_log_stats=True)
-        backend = VllmBackend(llm, adapters={})
+        with checked.plain_folders() as folders:
+            backend = VllmBackend(llm, adapters=folders)
         backend.warm_up()
     except Exception as error:
         raise ModelRefused(f"vLLM cannot serve {path}: {_first_line(error)}") from error
-    return _facts(folder, config, backend, eos)
+    return _facts(folder, config, backend, eos, checked)
 
 
-def _arguments(folder: Path, limits: VllmLimits, given: dict[str, Any]) -> Any:
+def _arguments(
+    folder: Path, limits: VllmLimits, given: dict[str, Any], adapters: CheckedAdapters
+) -> Any:
     """The EngineArgs; ModelRefused for an argument that cannot be served."""
     from engine.vllm.library import CountingScheduler
     from engine.vllm.processor import QuireSampler
@@ -113,6 +130,8 @@ def _arguments(folder: Path, limits: VllmLimits, given: dict[str, Any]) -> Any:
         "additional_config": {},
         "seed": 0,
     }
+    loras = adapters.arguments(max_num_seqs=limits.max_num_seqs)
+    ours |= {name: value for name, value in loras.items() if name not in given}
     arguments = engine_args(given, ours)
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):
         # Each rank would have a sampler of its own, whose failures are not seen here.
@@ -121,7 +140,9 @@ def _arguments(folder: Path, limits: VllmLimits, given: dict[str, Any]) -> Any:
     return arguments
 
 
-def _facts(folder: Path, config: Any, backend: Backend, eos: frozenset[int]) -> VllmFacts:
+def _facts(
+    folder: Path, config: Any, backend: Backend, eos: frozenset[int], adapters: CheckedAdapters
+) -> VllmFacts:
     """What the loaded engine has resolved."""
     import vllm
 
@@ -147,6 +168,7 @@ def _facts(folder: Path, config: Any, backend: Backend, eos: frozenset[int]) -> 
         source=folder,
         dtype=dtype,
         device=config.device_config.device_type,
+        adapters=adapters.fingerprints,
     )
 
 

@@ -28,6 +28,7 @@ from service.settings.logs import take_over_libraries
 
 if TYPE_CHECKING:
     from engine.model.run.model_runner import ConfigFacts
+    from engine.vllm.load import VllmFacts, VllmLimits
 
 _log = structlog.get_logger("service.model")
 
@@ -155,13 +156,25 @@ def load_model(settings: Settings) -> ServedModel:
 def _load_vllm(settings: Settings) -> ServedModel:
     """Load the model of `settings` into vLLM; the tokenizer, text and constraints are ours."""
     try:
-        from engine.vllm.engine import VllmEngine
-        from engine.vllm.load import VllmLimits, load_vllm
+        from engine.vllm.load import load_vllm
     except ModuleNotFoundError as error:
         raise ModelRefused(f"no model can be loaded: the module {error.name} is missing") from error
 
     take_over_libraries()
-    limits = VllmLimits(
+    facts = load_vllm(
+        settings.model_source,
+        vllm_limits(settings),
+        given=settings.vllm,
+        adapters=_find_adapters(settings.adapters),
+    )
+    return served_by_vllm(settings, facts)
+
+
+def vllm_limits(settings: Settings) -> "VllmLimits":
+    """What vLLM gets of the settings, besides the table `vllm`."""
+    from engine.vllm.load import VllmLimits
+
+    return VllmLimits(
         dtype=settings.dtype,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
@@ -171,7 +184,12 @@ def _load_vllm(settings: Settings) -> ServedModel:
         enable_prefix_caching=settings.enable_prefix_caching,
         max_model_len=settings.max_model_len,
     )
-    facts = load_vllm(settings.model_source, limits, given=settings.vllm)
+
+
+def served_by_vllm(settings: Settings, facts: "VllmFacts") -> ServedModel:
+    """A loaded vLLM with an engine of Quire around it."""
+    from engine.vllm.engine import VllmEngine
+
     config = engine_config(
         settings,
         num_blocks=facts.num_blocks,
@@ -181,6 +199,7 @@ def _load_vllm(settings: Settings) -> ServedModel:
         max_model_len=facts.max_model_len,
         vocab_size=facts.vocab_size,
         eos_token_ids=facts.eos_token_ids,
+        adapters=facts.adapters,
     )
     _warn_of_lengths(settings, config, model_reads=facts.max_model_len)
     tokenizer = _tokenizer_in(facts.source)
@@ -189,6 +208,7 @@ def _load_vllm(settings: Settings) -> ServedModel:
         tokenizer=tokenizer,
         fingerprint=facts.fingerprint,
         build={"torch": version("torch"), "device": facts.device, "dtype": facts.dtype},
+        adapters=facts.adapters,
         grammars=_grammars_for(tokenizer, config),
     )
     _keep_out_of_collections()

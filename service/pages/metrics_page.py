@@ -1,12 +1,35 @@
 """Writes docs/reference/metrics.md from the registers: `python -m service.pages.metrics_page`."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from service.exporter.register import EXPORTER_REGISTER
 from service.gateway.register import GATEWAY_REGISTER
 from service.observe.register import REGISTER
 from service.settings.families import Family
+
+#: Metrics that mean nothing with `engine` vllm, and why. They stay 0.
+WITHOUT_COUNTERPART: Mapping[str, str] = {
+    "quire_draft_tokens_total": "no tokens are drafted",
+    "quire_kv_cache_promised_blocks": "vLLM reserves no blocks for prompts",
+    "quire_kv_cache_host_blocks": "nothing is swapped to the host",
+    "quire_kv_cache_swapped_requests": "nothing is swapped to the host",
+    "quire_kv_cache_bytes": "vLLM does not say how large a block is",
+}
+#: Metrics that a worker with vLLM does not export, and why.
+ABSENT: Mapping[str, str] = {
+    "quire_device_memory_bytes": "vLLM does not say what it has allocated",
+    "quire_engine_threads": "vLLM does not say how many it uses",
+}
+#: Metrics of which vLLM tells a part only, and which.
+IN_PART: Mapping[str, str] = {
+    "quire_preemptions_total": "those for urgent requests, and not vLLM's own, when blocks run "
+    "out; `mode` is always recompute",
+    "quire_preempted_tokens_total": "those of the same preemptions",
+    "quire_kv_cache_blocks": "`cached` is 0: blocks with cached tokens only count as free",
+    "quire_engine_computed_tokens_total": "`draft` is 0, and the last token of a prompt that is "
+    "computed alone counts as decode",
+}
 
 
 def render_markdown() -> str:
@@ -23,6 +46,18 @@ def render_markdown() -> str:
     for section, members in REGISTER.items():
         lines += ["", f"### {section}", "", *_table(members)]
     lines += [
+        "",
+        "### With vLLM as the engine",
+        "",
+        "All other metrics mean the same with `engine` vllm.",
+        "",
+        "| name | with vLLM |",
+        "|---|---|",
+        *(
+            f"| `{name}` | nothing, always 0: {reason} |"
+            for name, reason in WITHOUT_COUNTERPART.items()
+        ),
+        *(f"| `{name}` | {what} |" for name, what in IN_PART.items()),
         "",
         "## Exporter",
         "",

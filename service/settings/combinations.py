@@ -15,14 +15,7 @@ KEPT_LEASES = 4
 MIN_DRAFTED_STEP_TOKENS = 2
 #: Settings of the native engine alone.
 NATIVE_ONLY = (
-    *(
-        "adapters",
-        "async_scheduling",
-        "attention_backend",
-        "batch_mode",
-        "block_size",
-        "class_shares",
-    ),
+    *("async_scheduling", "attention_backend", "batch_mode", "block_size", "class_shares"),
     *("deterministic", "device", "dynamic_batching", "max_prefill_tokens"),
     *("max_speculative_step_tokens", "model_path", "num_host_blocks", "num_speculative_tokens"),
     *("preemption_mode", "watermark"),

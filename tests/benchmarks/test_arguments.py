@@ -27,12 +27,15 @@ REFUSED = [
     ("benchmarks.bench_soak", "--requests 0", "0 is not a positive number"),
     ("benchmarks.bench_service_soak", "--requests many", "many is not a positive number"),
     ("benchmarks.bench_speculation", "--models x", "known are TINY, SMALL"),
+    ("benchmarks.bench_vllm", "--models 7B", "known are TINY, SMALL"),
     ("benchmarks.profile_adapters", "--ranks 8,0", "0 is not a positive number"),
     ("benchmarks.profile_parts", "--shapes 8", "not <rows>x<tokens>"),
     ("benchmarks.profile_step", "--forms nativ", "known are native, torch, wide"),
     ("benchmarks.profile_workload", "--workload W9", "invalid choice: 'W9'"),
     ("tests.chaos", "--schedules -1", "-1 is not a positive number"),
     ("tests.chaos", "--jobs 0", "0 is not a positive number"),
+    ("tests.chaos", "--engine native", "invalid choice: 'native'"),
+    ("tests.chaos", "--control 'output counted'", "invalid choice"),
     ("tests.fuzz", "--seconds nan", "nan is not a number of seconds"),
     ("tests.simulation.system", "--runs 0", "0 is not a positive number"),
 ]
@@ -74,7 +77,8 @@ def test_peers_are_installed_only_once_their_names_are_known(module, name, monke
     ("target", "variable", "told"),
     [
         ("demo", "TORCH=foo", "there is no TORCH=foo; it is `cpu`, `cuda` or empty"),
-        ("up", "PROFILE=foo", "there is no PROFILE=foo; it is `cpu` or `gpu`"),
+        ("up", "PROFILE=foo", "there is no PROFILE=foo; it is `cpu`, `gpu`, `vllm`"),
+        ("chaos", "ENGINE=native", "there is no ENGINE=native; it is `vllm` or empty"),
     ],
 )
 def test_a_variable_of_make_that_nobody_knows_is_refused(target: str, variable: str, told: str):

@@ -13,14 +13,16 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from importlib.util import find_spec
 from itertools import count, islice
 from pathlib import Path
 
 from benchmarks.common.arguments import natural
 from quire.cli.console import not_negative, positive
 from tests.chaos.company import CONTROL, INTACT, SCHEDULE, Company, Play, Report
-from tests.chaos.controls import LIVE
+from tests.chaos.controls import LIVE, VLLM_LIVE
 from tests.chaos.plants import PLANTS
+from tests.chaos.real import VLLM
 from tests.chaos.schedules import is_real
 
 #: The figures that programs read, always there. `fenced_commits`, `lost_claims` and `rewinds` are
@@ -31,8 +33,15 @@ FIGURES = (
     *("kills", "client_kills", "pauses", "drains", "redis_kills", "redis_stalls", "lost_bytes"),
     *("lost_replies", "cancels", "duplicate_submits", "resumed_requests", "fenced_commits"),
     *("lost_claims", "rewinds", "reaps", "reader_rewinds", "departures", "resubmits"),
-    *("preemptions", "real_schedules"),
+    *("preemptions", "real_schedules", "vllm_schedules", "vllm_workers", "vllm_kills"),
+    *("tokens_lost", "tokens_repeated", "tokens_different"),
 )
+#: Violations by what has happened to tokens, in the audit's words.
+TOKEN_FIGURES = {
+    "tokens_lost": ("are missing", "the log holds", "is no beginning of the log", "completed with"),
+    "tokens_repeated": ("were written twice",),
+    "tokens_different": ("is not that of the uninterrupted run",),
+}
 MOST_SEED = 1_000_000
 #: The width of a terminal that progress must not overflow.
 WIDTH = 100
@@ -64,17 +73,20 @@ def main() -> int:
 
 
 def _plays(options: argparse.Namespace) -> list[Play]:
+    engine = options.engine
     if options.seed is not None:
-        return [Play(SCHEDULE, str(options.seed))]
+        return [Play(SCHEDULE, str(options.seed), engine)]
     if options.control is not None:
-        return [Play(CONTROL, options.control), Play(INTACT, options.control)]
+        return [Play(kind, options.control, engine) for kind in (CONTROL, INTACT)]
     first = options.first if options.first is not None else random.randrange(MOST_SEED)
     controls = [Play(kind, name) for name in LIVE for kind in (CONTROL, INTACT)]
+    if engine == VLLM:
+        controls += [Play(kind, name, VLLM) for name in VLLM_LIVE for kind in (CONTROL, INTACT)]
     seeds = [*range(first, first + options.schedules)]
     seeds += islice(
         (seed for seed in count(first + options.schedules) if is_real(seed)), options.real
     )
-    schedules = [Play(SCHEDULE, str(seed)) for seed in seeds]
+    schedules = [Play(SCHEDULE, str(seed), engine) for seed in seeds]
     return (controls if options.controls else []) + schedules
 
 
@@ -94,7 +106,10 @@ def _count(figures: Counter[str], report: Report) -> None:
     figures.update(report.figures)
     figures["schedules"] += report.play.kind == SCHEDULE
     figures["real_schedules"] += report.play.is_real
+    figures["vllm_schedules"] += report.play.kind == SCHEDULE and report.play.engine == VLLM
     figures["violations"] += len(report.sentences)
+    for name, words in TOKEN_FIGURES.items():
+        figures[name] += sum(any(word in text for word in words) for text in report.sentences)
 
 
 def _progress(report: Report, *, done: int, total: int) -> None:
@@ -134,11 +149,22 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--first", type=int, help="the first seed; drawn when unset")
     parser.add_argument("--seed", type=int, help="play this one alone")
-    parser.add_argument("--control", choices=LIVE, help="play this one alone, broken and intact")
+    parser.add_argument(
+        "--engine", choices=["", VLLM], default="", help="of some workers or all; [a fake one]"
+    )
+    parser.add_argument(
+        "--control", choices={**LIVE, **VLLM_LIVE}, help="play this one alone, broken and intact"
+    )
     parser.add_argument(
         "--controls", action=argparse.BooleanOptionalAction, default=True, help="break laws, too"
     )
-    return parser.parse_args()
+    options = parser.parse_args()
+    known = VLLM_LIVE if options.engine == VLLM else LIVE
+    if options.control is not None and options.control not in known:
+        parser.error(f"--control {options.control} needs another --engine")
+    if options.engine == VLLM and find_spec(VLLM) is None:
+        parser.error("--engine vllm needs the environment of `make env-vllm`")
+    return options
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Plays many schedules and controls at once, each in one of a few processes.
 
 A schedule mostly waits, for leases and for processes; so several share a core well. Those with the
-real model are played by a process of their own, whose workers find torch imported.
+real model are played by a process of their own, whose workers find torch imported; those with vLLM
+by two, whose workers find vLLM loaded.
 """
 
 import os
@@ -18,30 +19,47 @@ from multiprocessing import get_context
 from quire.transport.local_redis import URL_VARIABLE
 from tests.chaos import forking
 from tests.chaos.controls import run_control
+from tests.chaos.real import VLLM
 from tests.chaos.schedules import draw_plan, is_real, play
 from tests.chaos.stage import Outcome, Stuck
 
 #: The kinds of plays: a drawn schedule, a control with its law broken, the same with it intact.
 SCHEDULE, CONTROL, INTACT = "schedule", "control", "intact"
+#: What workers are forked with: a fake model, the embedded one, or that and vLLM.
+FAKE, REAL = "fake", "real"
+#: Processes that play at once. One that waits for a real model uses a core, and vLLM takes memory.
+MOST_PROCESSES = {FAKE: 64, REAL: 1, VLLM: 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Play:
-    """One thing to play: the seed of a schedule, or the name of a control."""
+    """One thing to play: the seed of a schedule, or the name of a control.
+
+    With the engine `vllm` workers of a schedule have vLLM, some or all, and those of a control all.
+    """
 
     kind: str
     name: str
+    engine: str = ""
+
+    @property
+    def stock(self) -> str:
+        """What the processes of its workers are forked with."""
+        if self.engine == VLLM:
+            return VLLM
+        return REAL if self.is_real else FAKE
 
     @property
     def is_real(self) -> bool:
         """It is played with the real model."""
-        return self.kind == SCHEDULE and is_real(int(self.name))
+        return self.engine == VLLM or (self.kind == SCHEDULE and is_real(int(self.name)))
 
     @property
     def replay(self) -> str:
         """The command that plays it again."""
         flag = f"--seed {self.name}" if self.kind == SCHEDULE else f"--control '{self.name}'"
-        return f"python -m tests.chaos {flag}"
+        engine = f" --engine {self.engine}" if self.engine else ""
+        return f"python -m tests.chaos {flag}{engine}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +95,7 @@ class Company:
 
     def __init__(self, jobs: int) -> None:
         self._jobs = jobs
-        self._pools: dict[bool, ProcessPoolExecutor] = {}
+        self._pools: dict[str, ProcessPoolExecutor] = {}
 
     def __enter__(self) -> "Company":
         return self
@@ -90,7 +108,7 @@ class Company:
         """The reports as they come; with `seconds`, no play is begun after them."""
         give_up = time.monotonic() + seconds if seconds else None
         futures: list[Future[Report]] = [
-            self._pool(is_real=play.is_real).submit(perform, play) for play in plays
+            self._pool(play.stock).submit(perform, play) for play in plays
         ]
         for future in as_completed(futures):
             if future.cancelled():
@@ -100,15 +118,15 @@ class Company:
                 for waiting in futures:
                     waiting.cancel()
 
-    def _pool(self, *, is_real: bool) -> ProcessPoolExecutor:
-        if is_real not in self._pools:
-            self._pools[is_real] = ProcessPoolExecutor(
-                max_workers=1 if is_real else self._jobs,
+    def _pool(self, stock: str) -> ProcessPoolExecutor:
+        if stock not in self._pools:
+            self._pools[stock] = ProcessPoolExecutor(
+                max_workers=min(self._jobs, MOST_PROCESSES[stock]),
                 mp_context=get_context("spawn"),
                 initializer=_begin,
-                initargs=(is_real,),
+                initargs=(stock,),
             )
-        return self._pools[is_real]
+        return self._pools[stock]
 
 
 def perform(play: Play) -> Report:
@@ -126,16 +144,18 @@ def perform(play: Play) -> Report:
 
 def _outcome_of(what: Play) -> Outcome:
     if what.kind == SCHEDULE:
-        return play(draw_plan(int(what.name)))
-    return run_control(what.name, intact=what.kind == INTACT)
+        return play(draw_plan(int(what.name), what.engine))
+    return run_control(what.name, intact=what.kind == INTACT, engine=what.engine)
 
 
-def _begin(is_real: bool) -> None:
-    """What a playing process does first. `is_real` by position: it comes from a pool."""
+def _begin(stock: str) -> None:
+    """What a playing process does first."""
     # Whoever ends the company ends every play, and a play leaves nothing behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     forking.end_with_parent(signal.SIGTERM)
     # A play kills its Redis, so it starts one, even where one is named.
     os.environ.pop(URL_VARIABLE, None)
-    if is_real:
+    if stock == REAL:
         forking.prepare_for_the_model()
+    elif stock == VLLM:
+        forking.prepare_for_vllm()

@@ -8,6 +8,7 @@ silence of the audit proves nothing.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from quire.broker.broker import Broker
@@ -17,12 +18,20 @@ from quire.wire.protocol import GenerationRequest
 from tests.chaos.adapters import NAMES
 from tests.chaos.callers import Wanted
 from tests.chaos.judge import judge
-from tests.chaos.schedules import FAKE_FLAGS, LEASE_SECONDS, text_after, tokens_under
-from tests.chaos.stage import QUEUE, Cast, Outcome, Stage, Stuck
+from tests.chaos.real import VLLM, VLLM_FLAGS, undisturbed
+from tests.chaos.schedules import (
+    FAKE_FLAGS,
+    LEASE_SECONDS,
+    REAL_LEASE_SECONDS,
+    text_after,
+    tokens_under,
+)
+from tests.chaos.stage import PATIENCE_SECONDS, QUEUE, Cast, Outcome, Stage, Stuck
 from tests.chaos.worker import (
     FORGOTTEN_ADAPTER,
     FORGOTTEN_CONSTRAINT,
     OTHER_MODEL,
+    OWN_COUNT,
     SILENT_LOSS,
     STATEFUL_NOISE,
     doctored_source,
@@ -30,6 +39,8 @@ from tests.chaos.worker import (
 
 #: Long enough to stand in the middle of it, at some hundred steps a second.
 MAX_TOKENS = 300
+#: The same for the embedded model, whose steps take no time that anybody has chosen.
+MODEL_TOKENS = 800
 #: How long a doctored stage may take to come to rest before it is judged as it stands.
 CONTROL_SECONDS = 4.0
 #: A lease that nobody loses as long as a scene lasts, neither by standing still for a moment nor by
@@ -54,20 +65,32 @@ class Control:
     adapter: str | None = None
 
 
-def run_control(name: str, *, intact: bool = False) -> Outcome:
+def run_control(name: str, *, intact: bool = False, engine: str = "") -> Outcome:
     """Plays a live control; its outcome holds only what the audit said of the broken law.
 
-    With `intact` nothing is broken, and the outcome holds everything.
+    With `intact` nothing is broken, and the outcome holds everything. With the engine `vllm` all
+    workers have vLLM.
     """
-    control = LIVE[name]
-    cast = Cast(FAKE_FLAGS, control.lease_seconds, max_attempts=20, step_seconds=0.008)
-    with Stage(cast, (_wanted(control),)) as stage:
+    if engine == VLLM:
+        control, wanted = VLLM_LIVE[name], _wanted_of_the_model(name)
+        cast = Cast(
+            (),
+            REAL_LEASE_SECONDS,
+            max_attempts=20,
+            step_seconds=None,
+            vllm_flags=VLLM_FLAGS,
+            vllm_workers=(True,),
+        )
+    else:
+        control, wanted = LIVE[name], _wanted(LIVE[name])
+        cast = Cast(FAKE_FLAGS, control.lease_seconds, max_attempts=20, step_seconds=0.008)
+    with Stage(cast, (wanted,)) as stage:
         try:
             control.scene(stage, () if intact else (name,))
             if intact:
                 stage.finish()
             else:
-                stage.finish(seconds=CONTROL_SECONDS)
+                stage.finish(seconds=CONTROL_SECONDS if engine != VLLM else PATIENCE_SECONDS)
         except Stuck as error:
             # An end that never comes is judged as it stands: a control counts as caught only when
             # the audit names a broken law, and waiting in vain is none.
@@ -240,6 +263,24 @@ def _wanted(control: Control) -> Wanted:
     return Wanted(request, tokens, text_after(prompt, tokens), ())
 
 
+@cache
+def _wanted_of_the_model(name: str) -> Wanted:
+    """The request of a control with the embedded model, and what an undisturbed worker says."""
+    control = VLLM_LIVE[name]
+    body = {
+        "prompt": "count: 100 to 400=",
+        "max_tokens": control.max_tokens,
+        "seed": 0,
+        "temperature": 1.2,
+        **({} if control.constraint else {"ignore_eos": True}),
+        **control.constraint,
+        "adapter": control.adapter,
+    }
+    request = GenerationRequest(id="control", kind="completions", body=body)
+    (wanted,) = undisturbed([request])
+    return wanted
+
+
 WRONG_TOKENS = ("is not that of the uninterrupted run",)
 
 LIVE: dict[str, Control] = {
@@ -266,4 +307,18 @@ LIVE: dict[str, Control] = {
     "cancel put off": Control(_cancel_put_off, ("was over before its end was in the log",)),
     "cancel not minded": Control(_cancel_not_minded, ("claimed after it was cancelled",)),
     SILENT_LOSS: Control(_claims_lost_in_silence, ("but logged",)),
+}
+
+#: Those that can be broken in a worker with vLLM alone; all others break what engines share.
+VLLM_LIVE: dict[str, Control] = {
+    OWN_COUNT: Control(_taken_over, WRONG_TOKENS, max_tokens=MODEL_TOKENS),
+    FORGOTTEN_CONSTRAINT: Control(
+        _taken_over,
+        WRONG_TOKENS,
+        max_tokens=MODEL_TOKENS,
+        constraint={"regex": f"[a-f]{{{MODEL_TOKENS}}}"},
+    ),
+    FORGOTTEN_ADAPTER: Control(
+        _taken_over, WRONG_TOKENS, max_tokens=MODEL_TOKENS, adapter=NAMES[0]
+    ),
 }

@@ -21,6 +21,9 @@ IMPORTS = ("tests.chaos.clients", "tests.chaos.worker", "tokenizers", "pydantic_
 #: What a worker with the real model needs besides; takes seconds, and only such plays need it.
 MODEL_IMPORTS = ("engine.model.load.load_runner", "service.model.text")
 
+#: What workers with vLLM need besides: importing it loads vLLM, which takes tens of seconds.
+VLLM_IMPORT = "tests.chaos.loaded_vllm"
+
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(list(IMPORTS))
 
@@ -28,6 +31,23 @@ _context.set_forkserver_preload(list(IMPORTS))
 def prepare_for_the_model() -> None:
     """Lets the server import torch, too. Too late once it runs, so called first in a process."""
     _context.set_forkserver_preload([*IMPORTS, *MODEL_IMPORTS])
+
+
+def prepare_for_vllm() -> None:
+    """Lets the server load vLLM as well; the processes that it forks have one each. See above."""
+    os.environ.update(loaded_vllm_environment())
+    _context.set_forkserver_preload([*IMPORTS, *MODEL_IMPORTS, VLLM_IMPORT])
+
+
+def loaded_vllm_environment() -> dict[str, str]:
+    """One thread, since threads do not survive a fork, and no core of its own for all of them."""
+    return {
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "HF_HUB_OFFLINE": "1",
+    }
 
 
 def start(run: Callable[..., None], *args: Any, name: str, log: Path) -> BaseProcess:

@@ -8,33 +8,35 @@ import contextlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from engine.output.detokenizer import StreamDecoder
-from quire import Client
 from quire.errors import UnknownRequest
 from quire.transport.script_runner import load_source, script_sha
 from quire.wire.constraints import Constraint, Kind
 from quire.wire.protocol import GenerationRequest, Priority
-from service.settings.config import EMBEDDED_MODEL
 from tests.chaos.adapters import NAMES
 from tests.chaos.callers import Wanted, draw_departures
-from tests.chaos.stage import QUEUE, Cast, Outcome, Stage
+from tests.chaos.real import (
+    REAL_FLAGS,
+    VLLM,
+    VLLM_FLAGS,
+    asking_for,
+    draw_sampling,
+    draw_vllm_workers,
+    recorded,
+)
+from tests.chaos.stage import Cast, Outcome, Stage
 from tests.service.fake_model import byte_tokenizer, expected_tokens, expected_under
 
 #: Of so many schedules one is played by real workers with the embedded model.
 REAL_EVERY = 10
 
-LEASE_SECONDS = 1.0
+LEASE_SECONDS, REAL_LEASE_SECONDS = 1.0, 2.0
 FAKE_FLAGS = (
     *("--block-seconds", "0.05", "--drain-seconds", "0.2", "--claim-batch", "3"),
     *("--max-num-seqs", "5", "--num-blocks", "72", "--num-host-blocks", "24"),
     *("--check-invariants", "--served-model-name", "fake"),
-)
-REAL_FLAGS = (
-    *("--block-seconds", "0.05", "--drain-seconds", "0.2", "--claim-batch", "3"),
-    *("--max-num-seqs", "4", "--num-blocks", "128", "--dtype", "float32", "--device", "cpu"),
 )
 #: Of every other schedule: whether tokens are guessed must not show, not in a takeover either.
 GUESSES = ("--num-speculative-tokens", "4")
@@ -107,14 +109,14 @@ NUM_FAULTS = (4, 9)
 TRIMMED_SHARE = 0.3
 
 
-def is_real(seed: int) -> bool:
+def is_real(seed: int, engine: str = "") -> bool:
     """Whether its workers have the embedded model."""
-    return seed % REAL_EVERY == REAL_EVERY - 1
+    return engine == VLLM or seed % REAL_EVERY == REAL_EVERY - 1
 
 
-def draw_plan(seed: int) -> Plan:
-    """The plan of a seed: always the same."""
-    random_, has_model = random.Random(seed), is_real(seed)
+def draw_plan(seed: int, engine: str = "") -> Plan:
+    """The plan of a seed: always the same. With the engine `vllm`, some workers or all have it."""
+    random_, has_model = random.Random(seed), is_real(seed, engine)
     kinds = random_.choices(
         list(FAULTS), weights=list(FAULTS.values()), k=random_.randint(*NUM_FAULTS)
     )
@@ -125,16 +127,18 @@ def draw_plan(seed: int) -> Plan:
     # Few attempts make dead letters; many let all that can be completed be completed.
     cast = Cast(
         flags=(REAL_FLAGS if has_model else FAKE_FLAGS) + GUESSES * (seed % 2),
-        lease_seconds=2.0 if has_model else LEASE_SECONDS,
+        lease_seconds=REAL_LEASE_SECONDS if has_model else LEASE_SECONDS,
         max_attempts=2 if random_.random() < 0.15 else 20,
         step_seconds=None if has_model else random_.choice((0.002, 0.004, 0.008)),
+        vllm_flags=VLLM_FLAGS if engine == VLLM else (),
+        vllm_workers=draw_vllm_workers(seed) if engine == VLLM else (),
     )
-    draw = _draw_real if has_model else _draw_fake
+    wanted = _draw_real(random_, seed, engine) if has_model else _draw_fake(random_, seed=seed)
     return Plan(
         seed=seed,
         cast=cast,
         num_workers=2 if has_model else random_.randint(2, 3),
-        wanted=draw(random_, seed=seed),
+        wanted=wanted,
         faults=tuple(
             Fault(kind, share)
             for kind, share in zip(kinds, sorted(random_.random() for _ in kinds), strict=True)
@@ -264,7 +268,7 @@ def _draw_fake(random_: random.Random, *, seed: int) -> tuple[Wanted, ...]:
         own = [random_.randrange(1, 257) for _ in range(random_.randint(1, 40))]
         prompt = (shared if random_.random() < 0.4 else []) + own
         max_tokens = random_.choice((1, 7, 40, 120, 200, 320))
-        sampling = _draw_sampling(random_)
+        sampling = draw_sampling(random_)
         constraint, adapter = _draw_constraint(seed, index), _draw_adapter(seed, index)
         request = GenerationRequest(
             id=f"s{seed}-{index}",
@@ -275,7 +279,7 @@ def _draw_fake(random_: random.Random, *, seed: int) -> tuple[Wanted, ...]:
                 "max_tokens": max_tokens,
                 **sampling,
                 **constraint,
-                **_asking_for(adapter, model="fake", in_model=index % 2 == 1),
+                **asking_for(adapter, model="fake", in_model=index % 2 == 1),
             },
             # A plan is drawn from its seed alone, and never from the clock.
             created_ms=0,
@@ -300,13 +304,6 @@ def _draw_adapter(seed: int, index: int) -> str | None:
     return random_.choice(NAMES) if random_.random() < ADAPTED_SHARE else None
 
 
-def _asking_for(adapter: str | None, *, model: str, in_model: bool) -> dict[str, str]:
-    """The fields of a body that ask for an adapter of this model."""
-    if adapter is None:
-        return {}
-    return {"model": f"{model}:{adapter}"} if in_model else {"adapter": adapter}
-
-
 def tokens_under(
     constraint: Mapping[Kind, Any],
     prompt: Sequence[int],
@@ -328,18 +325,9 @@ def text_after(prompt: Sequence[int], tokens: Sequence[int]) -> str:
     return "".join(decoder.step(token) or "" for token in tokens) + decoder.rest()
 
 
-def _draw_sampling(random_: random.Random) -> dict:
-    """Greedy, or seeded noise."""
-    temperature = random_.choice((0.0, 0.0, 0.8, 1.3))
-    return {"temperature": temperature, "seed": random_.randrange(1 << 31)}
-
-
-# -- the real model -------------------------------------------------------------------------------
-
-
-def _draw_real(random_: random.Random, *, seed: int) -> tuple[Wanted, ...]:
+def _draw_real(random_: random.Random, seed: int, engine: str) -> tuple[Wanted, ...]:
     """A choice of the recorded requests under new names."""
-    chosen = random_.sample(recorded(), k=6)
+    chosen = random_.sample(recorded(engine), k=6)
     return tuple(
         Wanted(
             item.request.model_copy(
@@ -354,41 +342,3 @@ def _draw_real(random_: random.Random, *, seed: int) -> tuple[Wanted, ...]:
         )
         for index, item in enumerate(chosen)
     )
-
-
-@cache
-def recorded() -> tuple[Wanted, ...]:
-    """Requests with what one worker, left in peace, makes of them: the oracle of the real model."""
-    random_ = random.Random("recorded")
-    requests = [
-        GenerationRequest(
-            id=f"recorded-{index}",
-            kind="completions",
-            body={
-                "prompt": f"{random_.randrange(10, 99)}+{random_.randrange(10, 99)}=",
-                "max_tokens": random_.choice((30, 150, 300)),
-                "ignore_eos": True,
-                **_draw_sampling(random_),
-                **_asking_for(
-                    (None, *NAMES)[index % 3], model=EMBEDDED_MODEL.name, in_model=index % 2 == 1
-                ),
-            },
-        )
-        for index in range(10)
-    ]
-    empty = tuple(Wanted(request, (), "", ()) for request in requests)
-    cast = Cast(REAL_FLAGS, lease_seconds=30.0, max_attempts=1, step_seconds=None)
-    with Stage(cast, empty) as stage:
-        stage.start_worker()
-        stage.broker.submit_many(requests)
-        results = [_result(stage, request.id) for request in requests]
-    return tuple(
-        Wanted(request, tokens, text, ())
-        for request, (tokens, text) in zip(requests, results, strict=True)
-    )
-
-
-def _result(stage: Stage, request_id: str) -> tuple[tuple[int, ...], str]:
-    with Client(stage.server.url, queue=QUEUE) as client:
-        completion = client.result(request_id, timeout=300.0)
-    return completion.token_ids, completion.text

@@ -40,12 +40,23 @@ class Stuck(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """The workers of a stage: their flags, and how long a step takes; None is the real model."""
+    """The workers of a stage: their flags, and how long a step takes; None is the real model.
+
+    `vllm_workers` says of each worker, in the order of their starts and again from the beginning,
+    whether it has vLLM; such a one gets `vllm_flags`.
+    """
 
     flags: tuple[str, ...]
     lease_seconds: float
     max_attempts: int
     step_seconds: float | None
+    vllm_flags: tuple[str, ...] = ()
+    vllm_workers: tuple[bool, ...] = ()
+
+    def has_vllm(self, number: int) -> bool:
+        """Whether the worker of this number has vLLM."""
+        kinds = self.vllm_workers
+        return bool(kinds) and kinds[number % len(kinds)]
 
 
 @dataclass(slots=True)
@@ -112,18 +123,21 @@ class Stage:
 
     def start_worker(self, *doctored: str) -> ChaosWorker:
         """A new worker process, broken in the ways named."""
-        name = f"worker-{len(self.workers)}"
+        name, has_vllm = f"worker-{len(self.workers)}", self.cast.has_vllm(len(self.workers))
         lease = ("--lease-seconds", str(self.cast.lease_seconds))
         attempts = ("--max-attempts", str(self.cast.max_attempts))
-        served = ("--adapters", str(self._adapters), *self.cast.flags)
+        flags = self.cast.vllm_flags if has_vllm else self.cast.flags
+        served = ("--adapters", str(self._adapters), *flags)
         worker = ChaosWorker(
             ("--redis-url", self.wire.url, "--queue", QUEUE, *lease, *attempts, *served),
             name=name,
             log=self._log_of(name),
             step_seconds=self.cast.step_seconds,
             doctored=doctored,
+            has_vllm=has_vllm,
         )
         self.workers.append(worker)
+        self.outcome.figures["vllm_workers"] += has_vllm
         return worker
 
     def wait_for_workers(self) -> None:
@@ -143,6 +157,7 @@ class Stage:
         worker.scrape()
         worker.kill()
         self.outcome.figures["kills"] += 1
+        self.outcome.figures["vllm_kills"] += worker.has_vllm
 
     def drain_worker(self, worker: ChaosWorker) -> None:
         """Asks a worker to end, and returns when it has."""

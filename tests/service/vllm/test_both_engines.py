@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 
 from engine.engine import Engine
-from engine.errors import ModelRefused
+from engine.errors import DeviceFailed, ModelRefused
 from engine.port import TokenEngine
 from engine.request import FinishReason, Priority, Request, RequestState
 from engine.sampling_params import SamplingParams
 from quire.wire.constraints import Constraint
 from service.model.served import ServedModel, load_model
 from service.settings.config import EMBEDDED_MODEL, Settings
+from tests.chaos.adapters import NAMES, lay_out
+from tests.engine.model.adapted import save_adapter
 from tests.service.builders import Queue, WorkerThread
 
 pytest.importorskip("vllm", reason="vLLM is not installed here; `make test-vllm` has it")
@@ -27,6 +29,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed here; `make test-vllm`
 pytestmark = pytest.mark.timeout(300)
 
 PROMPTS = ("12+34=", "reverse: banana=", "sort: 5 3 9 1=", "count: 86 to 97=", "json: a=1 b=2=")
+BLOCK_SIZE = 32
 #: Parameters that exercise each part of the sampler.
 SAMPLINGS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
@@ -41,22 +44,36 @@ SAMPLINGS: tuple[dict[str, Any], ...] = (
 )
 
 
+#: Adapters whose layers have different ranks and scales.
+PATTERNED = {"r": 8, "rank_pattern": {"q_proj": 16, "down_proj": 3}, "use_rslora": True}
+
+
 @pytest.fixture(scope="module")
-def vllm_model() -> ServedModel:
+def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("adapters")
+    lay_out(folder, is_real=True)
+    save_adapter(EMBEDDED_MODEL, folder / "patterned", **PATTERNED)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def vllm_model(adapters: Path) -> ServedModel:
     return load_model(
         Settings(
             engine="vllm",
             dtype="float32",
             max_num_seqs=16,
             check_invariants=True,
-            vllm={"enforce_eager": True, "max_model_len": 512},
+            kv_cache_memory_bytes=64 << 20,
+            adapters=adapters,
+            vllm={"enforce_eager": True, "max_model_len": 512, "block_size": BLOCK_SIZE},
         )
     )
 
 
 @pytest.fixture(scope="module")
-def native_model() -> ServedModel:
-    return load_model(Settings(dtype="float32", max_num_seqs=16, device="cpu"))
+def native_model(adapters: Path) -> ServedModel:
+    return load_model(Settings(dtype="float32", max_num_seqs=16, device="cpu", adapters=adapters))
 
 
 def requests(model: ServedModel, *, max_tokens: int = 20) -> list[Request]:
@@ -94,6 +111,62 @@ def test_what_the_native_engine_began_vllm_continues_with_the_same_tokens(native
         request.output_token_ids = whole[request.request_id][:7]
         request.__post_init__()
     assert generate(vllm_model.engine, resumed) == whole
+
+
+def test_requests_for_adapters_share_a_batch_and_get_the_same_tokens_in_both_engines(
+    native_model, vllm_model
+):
+    def adapted(model: ServedModel, *, begun: dict[str, list[int]] | None = None) -> list[Request]:
+        return [
+            Request(
+                name := f"{adapter} {temperature} {prompt}",
+                model.tokenizer.encode_prompt(prompt),
+                SamplingParams(max_tokens=20, seed=3, temperature=temperature, ignore_eos=True),
+                arrival_time=0.0,
+                adapter=adapter,
+                output_token_ids=list(begun[name][:7]) if begun else [],
+            )
+            for adapter in (None, *NAMES, "patterned")
+            for temperature in (0.0, 1.2)
+            for prompt in PROMPTS[:2]
+        ]
+
+    native = generate(native_model.engine, adapted(native_model))
+    assert generate(vllm_model.engine, adapted(vllm_model)) == native
+    assert generate(vllm_model.engine, adapted(vllm_model, begun=native)) == native
+    # Each adapter has an effect, and another one than the others.
+    greedy = [tuple(tokens) for name, tokens in native.items() if f" 0.0 {PROMPTS[0]}" in name]
+    assert len(greedy) == len(set(greedy)) == 4
+    assert vllm_model.adapters == native_model.adapters
+    assert set(vllm_model.adapters) == {*NAMES, "patterned"}
+
+
+def test_a_prefix_is_shared_within_a_tenant_and_with_no_other(vllm_model):
+    prompt = vllm_model.tokenizer.encode_prompt("reverse: " + "pear " * 20)
+    assert len(prompt) > 2 * BLOCK_SIZE
+
+    def cached(name: str, salt: str, **fields: Any) -> int:
+        request = Request(
+            name, prompt, SamplingParams(max_tokens=2), 0.0, cache_salt=salt, **fields
+        )
+        generate(vllm_model.engine, [request])
+        return request.num_cached_tokens
+
+    assert cached("first of a", "a") == 0
+    assert cached("second of a", "a") >= 2 * BLOCK_SIZE
+    assert cached("first of b", "b") == 0
+    assert cached("second of b", "b") >= 2 * BLOCK_SIZE
+    assert cached("with an adapter", "a", adapter=NAMES[0]) == 0
+
+
+def test_an_error_of_vllm_in_a_step_is_a_failed_device(vllm_model, monkeypatch):
+    def fail() -> None:
+        raise RuntimeError("out of memory")
+
+    backend = vllm_model.engine._backend  # type: ignore[attr-defined]
+    monkeypatch.setattr(backend._llm, "step", fail)
+    with pytest.raises(DeviceFailed, match="out of memory"):
+        backend.step()
 
 
 def test_a_constraint_allows_the_same_tokens_in_both_engines(native_model, vllm_model):
