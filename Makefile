@@ -177,7 +177,7 @@ requests: $(VENV)/demo.installed ## write examples/requests.jsonl anew
 
 bench: $(if $(ENGINE),$(VLLM_VENV)/installed,$(VENV)/demo.installed) ## engine alone and end to end, W1 and W2, and what `deterministic` costs (BENCH_JSON=file); ENGINE=vllm: beside vLLM's own loop
 ifeq ($(ENGINE),vllm)
-	$(VLLM_VENV)/bin/python -m benchmarks.bench_vllm $(BENCH_SELECTION)
+	$(VLLM_VENV)/bin/python -m benchmarks.peers.bench_vllm $(BENCH_SELECTION)
 else
 	$(BIN)/python -m benchmarks.bench_peers --peers quire --workloads W1,W2 $(BENCH_SELECTION)
 	$(BIN)/python -m benchmarks.bench_service

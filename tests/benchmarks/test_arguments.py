@@ -27,7 +27,7 @@ REFUSED = [
     ("benchmarks.bench_soak", "--requests 0", "0 is not a positive number"),
     ("benchmarks.bench_service_soak", "--requests many", "many is not a positive number"),
     ("benchmarks.bench_speculation", "--models x", "known are TINY, SMALL"),
-    ("benchmarks.bench_vllm", "--models 7B", "known are TINY, SMALL"),
+    ("benchmarks.peers.bench_vllm", "--models 7B", "known are TINY, SMALL"),
     ("benchmarks.profile_adapters", "--ranks 8,0", "0 is not a positive number"),
     ("benchmarks.profile_parts", "--shapes 8", "not <rows>x<tokens>"),
     ("benchmarks.profile_step", "--forms nativ", "known are native, torch, wide"),

@@ -49,7 +49,7 @@ def read_log(request_id: str, entries: Sequence[Entry]) -> Log:
         if b"done" in fields:
             completion = Completion.from_entry(request_id, entry_id, fields=fields)
         else:
-            token_ids += msgpack.unpackb(fields[b"ids"])
+            token_ids += _ids_in(fields)
             text += fields[b"text"]
     return Log(tuple(token_ids), text.decode(), completion)
 
@@ -77,6 +77,12 @@ def first_difference(found: Sequence[int], whole: Sequence[int]) -> int | None:
     return None
 
 
+def _ids_in(fields: Mapping[bytes, bytes]) -> list[int]:
+    """The tokens of an entry: ids alone, or each in a list with its log-probabilities."""
+    found = msgpack.unpackb(fields[b"ids"])
+    return [item[0] if isinstance(item, list) else item for item in found]
+
+
 def _order_violations(name: str, entries: Sequence[Entry]) -> Iterator[str]:
     position, last_epoch, ends = 0, 0, 0
     for entry_id, fields in entries:
@@ -91,7 +97,7 @@ def _order_violations(name: str, entries: Sequence[Entry]) -> Iterator[str]:
             if index != position:
                 yield f"{name}: the end says {index} tokens, the log holds {position}"
             continue
-        start, count = int(fields[b"from"]), len(msgpack.unpackb(fields[b"ids"]))
+        start, count = int(fields[b"from"]), len(_ids_in(fields))
         if start > position:
             yield f"{name}: tokens {position} to {start - 1} are missing"
         elif start < position:

@@ -1,6 +1,7 @@
 """Quire over vLLM, through Redis, beside vLLM's own loop with its own sampler: same requests.
 
-    python -m benchmarks.bench_vllm [--models SMALL] [--workloads W1] [--dtype bf16] [--rounds 3]
+    python -m benchmarks.peers.bench_vllm [--models SMALL] [--workloads W1] [--dtype bf16]
+        [--rounds 3] [--json FILE]
 
 Runs in the environment of `make env-vllm`, as `make bench ENGINE=vllm`. In each round both run once
 on the same cores, with the same threads and preloaded libraries, and with other prompts than in the
