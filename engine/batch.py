@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 
 from engine.constraint import Constraint
 from engine.logprobs import Logprobs
-from engine.request import Request
+from engine.request import Pooling, Request
 from engine.sampling_params import SamplingParams
 
 IntArray = NDArray[np.int64]
+#: A vector of a prompt: [numbers].
+Vector = NDArray[np.float32]
 
 #: Stands for a token that the step in flight samples.
 UNKNOWN_TOKEN = -1
@@ -50,6 +52,8 @@ class BatchRow(NamedTuple):
 
     `adapter` is the name of the LoRA adapter of its tokens; None for none.
 
+    With `pooling`, a row that `samples` yields the vector of its prompt, and no token.
+
     The last `num_drafted` tokens are a draft, which this step checks. The row then samples one
     token for each row of `unrolled()`.
     """
@@ -66,6 +70,7 @@ class BatchRow(NamedTuple):
     constraint: Constraint | None = None
     num_drafted: int = 0
     adapter: str | None = None
+    pooling: Pooling | None = None
 
     @property
     def output_index(self) -> int:
@@ -256,6 +261,7 @@ class StepResult:
         logprobs: one entry per token, for rows that request log-probabilities.
         runs: the next tokens, at least one, of every row with a draft: the accepted part of the
             draft, and the token after it.
+        vectors: the vector of every row with `pooling` that samples.
     """
 
     decoded: Sequence[int] = ()
@@ -263,6 +269,7 @@ class StepResult:
     failures: Mapping[str, str] = field(default_factory=dict)
     logprobs: Mapping[str, Sequence[Logprobs]] = field(default_factory=dict)
     runs: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    vectors: Mapping[str, Vector] = field(default_factory=dict)
 
 
 class LaunchedStep(Protocol):

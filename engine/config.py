@@ -43,6 +43,12 @@ class EngineConfig:
     #: With False, no request is admitted until all requests of the running batch have ended: the
     #: static batching that continuous batching is compared with.
     dynamic_batching: bool = True
+    #: Requests ask for a vector of their prompt instead of an output: an embedding, or the scores
+    #: of a classification head.
+    pools: bool = False
+    #: A prompt is computed in one step or not at all, as an encoder needs it: each token attends to
+    #: all others. A step must have room for the longest prompt.
+    whole_prompts: bool = False
     #: Share of the pool that stays free when a request is admitted, so that running ones can grow.
     watermark: float = 0.01
     #: The most drafted tokens of one request per step; 0 disables speculation.
@@ -72,6 +78,9 @@ class EngineConfig:
         assert 0.0 <= self.watermark < 1.0 and self.aging_seconds > 0.0
         assert len(self.class_shares) in (0, NUM_CLASSES) and min(self.class_shares, default=0) >= 0
         assert sum(self.class_shares) <= 1.0 + 1e-9
+        if self.whole_prompts:
+            room = min(self.max_tokens_per_row, self.max_prefill_tokens or self.max_model_len)
+            assert self.pools and room >= self.max_model_len and not self.enable_prefix_caching
 
     @property
     def max_request_tokens(self) -> int:

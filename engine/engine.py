@@ -13,7 +13,15 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from engine.batch import UNKNOWN_TOKEN, Batch, ComputedStep, LaunchedStep, ModelRunner, StepResult
+from engine.batch import (
+    UNKNOWN_TOKEN,
+    Batch,
+    ComputedStep,
+    LaunchedStep,
+    ModelRunner,
+    StepResult,
+    Vector,
+)
 from engine.config import EngineConfig
 from engine.ending import Endings, last_output, replay
 from engine.errors import DeviceFailed, DuplicateRequest
@@ -92,7 +100,7 @@ class Engine:
         if request.request_id in self._scheduler.requests:
             raise DuplicateRequest(request.request_id)
         refuse_if_never_servable(request, self.config)
-        reason = replay(request, self.config)
+        reason = None if request.pooling is not None else replay(request, self.config)
         self._scheduler.add(request)
         self._endings.watch(request, alive=self._scheduler.requests)
         if reason is not None:
@@ -236,6 +244,7 @@ class Engine:
         failures: dict[str, str] = {}
         logprobs: dict[str, Sequence[Logprobs]] = {}
         runs: dict[str, Sequence[int]] = {}
+        vectors: dict[str, Vector] = {}
         raised: dict[str, Exception] = {}
         for row in batch.rows:
             try:
@@ -249,12 +258,13 @@ class Engine:
                 failures |= result.failures
                 logprobs |= result.logprobs
                 runs |= result.runs
+                vectors |= result.vectors
         if raised and len(raised) + len(failures) == batch.num_rows > 1:
             raise DeviceFailed("every row of a step failed alone") from next(iter(raised.values()))
         failures |= {request_id: repr(error) for request_id, error in raised.items()}
         decodes = [request.request_id for request in batch.decodes.requests]
         decoded = [token_ids.pop(request_id, UNKNOWN_TOKEN) for request_id in decodes]
-        return StepResult(decoded, token_ids, failures, logprobs, runs)
+        return StepResult(decoded, token_ids, failures, logprobs, runs, vectors)
 
     # -- reporting --------------------------------------------------------------------------------
 
@@ -282,6 +292,7 @@ class Engine:
         if logprobs:
             outputs = [_with_logprobs(output, logprobs) for output in outputs]
         self._outputs += outputs
+        self._outputs += [last_output(one, FinishReason.POOLED) for one in progress.pooled]
         for run in progress.runs:
             self._generated_tokens += len(run.token_ids)
             self._outputs += outputs_of(run, logprobs.get(run.request.request_id, ()))

@@ -11,12 +11,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from engine.batch import UNKNOWN_TOKEN, Batch, BatchRow, LaunchedStep, StepResult
+import numpy as np
+
+from engine.batch import UNKNOWN_TOKEN, Batch, BatchRow, LaunchedStep, StepResult, Vector
 from engine.constraint import allows, why_no_token
 from engine.logprobs import Logprobs
 
 #: The content of a slot: token id, position, and name of the adapter.
 Slot = tuple[int, int, str | None]
+#: The numbers of a vector.
+FAKE_WIDTH = 8
 #: The content of an unwritten slot.
 EMPTY_SLOT: Slot = (-1, -1, None)
 
@@ -73,7 +77,7 @@ class FakeRunner:
         for row in rows:
             if row.request_id in self.script.broken_request_ids:
                 failures[row.request_id] = "no numbers"
-            elif row.samples:
+            elif row.samples and row.pooling is None:
                 run = self._run(row)
                 if not run:
                     failures[row.request_id] = why_no_token(row.constraint)
@@ -96,6 +100,7 @@ class FakeRunner:
                 and (row.request_id in token_ids or row.request_id in runs)
             },
             runs=runs,
+            vectors=self._vectors(rows),
         )
         return FakeStep(outcome, self._runs_ahead, token_ids)
 
@@ -115,16 +120,27 @@ class FakeRunner:
             slot = (token_id, position, row.adapter)
             self._device[block_id][position % self._block_size] = slot
 
-    def _sample(self, row: BatchRow) -> int | None:
-        """The row's next token; None if its constraint allows no token of the vocabulary."""
+    def _read(self, row: BatchRow) -> list[int]:
+        """The tokens of the row's slots, read through its block table."""
         slots = [slot for block_id in row.block_ids for slot in self._device[block_id]][: row.end]
-        forced = self.script.forced_token(row)
-        if forced is not None:
-            return forced
-        tokens = [token_id for token_id, _, _ in slots[-self._memory :]]
         written = [(position, adapter) for _, position, adapter in slots]
         expected = [(position, row.adapter) for position in range(row.end)]
         assert written == expected, f"{row.request_id} reads a corrupted cache"
+        return [token_id for token_id, _, _ in slots]
+
+    def _vectors(self, rows: Sequence[BatchRow]) -> dict[str, Vector]:
+        return {
+            row.request_id: fake_vector(self._read(row), dimensions=row.pooling.dimensions)
+            for row in rows
+            if row.samples and row.pooling is not None
+        }
+
+    def _sample(self, row: BatchRow) -> int | None:
+        """The row's next token; None if its constraint allows no token of the vocabulary."""
+        forced = self.script.forced_token(row)
+        if forced is not None:
+            return forced
+        tokens = self._read(row)[-self._memory :]
         vocabulary = self._allowed_tokens(row)
         if not vocabulary:
             return None
@@ -185,6 +201,13 @@ def fake_next_token(
     known = array("q", [seed, *token_ids]).tobytes() + (adapter or "").encode()
     digest = hashlib.blake2b(known, digest_size=8).digest()
     return vocabulary[int.from_bytes(digest, "little") % len(vocabulary)]
+
+
+def fake_vector(token_ids: Sequence[int], *, dimensions: int | None = None) -> Vector:
+    """The vector of a prompt: FAKE_WIDTH numbers, or fewer; a pure function of the prompt."""
+    digest = hashlib.blake2b(array("q", token_ids).tobytes(), digest_size=FAKE_WIDTH).digest()
+    numbers = np.frombuffer(digest, dtype=np.uint8).astype(np.float32)
+    return (numbers / np.float32(256))[:dimensions]
 
 
 def fake_logprobs(token_id: int, num_top: int) -> Logprobs:

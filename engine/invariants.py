@@ -43,7 +43,11 @@ def progress_laws(request: Request, scheduler: Scheduler) -> list[str]:
     is_catching_up = request.request_id in scheduler.running.catching_up and not (
         scheduler.has_open_plan and request.num_pending_tokens == 1
     )
-    if is_running and (request.num_pending_tokens > 1) != is_catching_up:
+    may_catch_up = request.num_pending_tokens > 1
+    if request.pooling is not None:
+        # It never decodes: also its last token is one of the prompt.
+        is_catching_up, may_catch_up = request.request_id in scheduler.running.catching_up, True
+    if is_running and may_catch_up != is_catching_up:
         found.append("its pending tokens contradict whether it is catching up")
     if not 0 <= request.num_computed_tokens < request.num_tokens:
         found.append(f"computed {request.num_computed_tokens} of {request.num_tokens} tokens")

@@ -33,11 +33,21 @@ def refuse_if_never_servable(request: Request, config: EngineConfig) -> None:
         if outside is not None:
             message = f"token id {outside} is outside the vocabulary of {config.vocab_size}"
             raise RequestRejected(field, message)
-    num_tokens = request.num_prompt_tokens
-    if num_tokens >= config.max_model_len:
-        message = f"{num_tokens} tokens leave no room in a model length of {config.max_model_len}"
+    if (request.pooling is not None) != config.pools:
+        message = "this model makes " + ("vectors, no output" if config.pools else "no vectors")
+        raise RequestRejected("kind", message)
+    _refuse_if_too_long(request, config)
+
+
+def _refuse_if_too_long(request: Request, config: EngineConfig) -> None:
+    num_tokens, model_len = request.num_prompt_tokens, config.max_model_len
+    if request.pooling is not None and num_tokens > model_len:
+        message = f"{num_tokens} tokens are more than the model length of {model_len}"
         raise RequestRejected("prompt", message)
-    if num_tokens >= config.max_request_tokens:
+    if request.pooling is None and num_tokens >= model_len:
+        message = f"{num_tokens} tokens leave no room in a model length of {model_len}"
+        raise RequestRejected("prompt", message)
+    if num_tokens + (request.pooling is None) > config.max_request_tokens:
         message = f"{num_tokens} tokens do not fit a KV cache of {config.max_request_tokens} tokens"
         raise RequestRejected("prompt", message)
 

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.constraint import Constraint
 from engine.prompt_lookup import PromptLookup
 from engine.sampling_params import SamplingParams
@@ -52,6 +55,8 @@ class FinishReason(StrEnum):
     ERROR = "error"
     #: The request's own fields left no token to choose; `Request.faulty_field` names the one.
     REFUSED = "refused"
+    #: The vector of the prompt is computed; only for requests with `pooling`.
+    POOLED = "pooled"
     #: The engine gave the request up unfinished (drain); another engine may go on from its tokens.
     RELEASED = "released"
 
@@ -62,6 +67,20 @@ LEGAL_TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
     RequestState.PREEMPTED: frozenset({RequestState.RUNNING, RequestState.FINISHED}),
     RequestState.FINISHED: frozenset(),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """Asks for a vector of the prompt instead of an output.
+
+    Args:
+        dimensions: how many numbers of the vector are kept; None for all.
+        second_from: index of the first token of the second text, for a pair of texts; None for one
+            text.
+    """
+
+    dimensions: int | None = None
+    second_from: int | None = None
 
 
 class TextStream(Protocol):
@@ -119,6 +138,8 @@ class Request:
         adapter: name of the LoRA adapter; None for the model alone.
         text: receives every output token, the resumed ones included; None when nobody wants text.
         constraint: says which tokens may come next, and when the output is complete; None for any.
+        pooling: asks for a vector of the prompt; the request then has no output. None for an
+        output.
     """
 
     request_id: str
@@ -133,6 +154,7 @@ class Request:
     adapter: str | None = None
     text: TextStream | None = None
     constraint: Constraint | None = None
+    pooling: Pooling | None = None
 
     state: RequestState = RequestState.WAITING
     finish_reason: FinishReason | None = None
@@ -147,6 +169,8 @@ class Request:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     num_swaps: int = 0
+    #: The vector of the prompt, [numbers] in float32; only where the reason is POOLED.
+    vector: NDArray[np.float32] | None = None
     #: Tokens that came as the accepted part of a draft, and so without a step of their own.
     num_accepted_draft_tokens: int = 0
     #: What the policy adds to the arrival time, in seconds; the lower, the better.
@@ -228,7 +252,8 @@ class Request:
         assert not self.is_finished
         if self.state is not RequestState.RUNNING:
             return Activity(self.state)
-        return Activity.PREFILLING if self.num_pending_tokens > 1 else Activity.DECODING
+        is_prefilling = self.num_pending_tokens > 1 or self.pooling is not None
+        return Activity.PREFILLING if is_prefilling else Activity.DECODING
 
     @property
     def progressed_since_admission(self) -> bool:
@@ -271,13 +296,15 @@ class Progress:
     """The new tokens of one step, as columns in batch order: request, output index, token id.
 
     `starts` counts from the first token ever published. Requests with a draft, which may have got
-    several tokens, are in `runs` instead.
+    several tokens, are in `runs` instead, and those with a vector in `pooled`.
     """
 
     requests: list[Request] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
+    #: Requests whose vector this step brought; they have ended.
+    pooled: list[Request] = field(default_factory=list)
 
     def add(self, request: Request) -> None:
         """Add the token just appended to a request."""

@@ -177,6 +177,8 @@ class TerminalRecord:
     #: The hash of all tokens of the log; see TokenChunk.
     prefix_hash: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()
+    #: The vector of a request for an embedding or for scores: float32, little-endian.
+    vector: bytes = b""
 
     def __post_init__(self) -> None:
         assert self.state.is_terminal, f"a completion cannot be {self.state}"

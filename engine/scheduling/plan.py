@@ -58,6 +58,7 @@ class Plan:
             constraint=request.constraint,
             num_drafted=len(draft),
             adapter=request.adapter,
+            pooling=request.pooling,
         )
         self.rows[request.request_id] = row, request
         self.budget -= len(row.token_ids)

@@ -129,7 +129,11 @@ class Scheduler:
                 progress.runs.append(self._take_run(request, row, token_ids, now))
                 continue
             self._remember([(request, row.end)])
-            if row.samples:
+            if row.samples and request.pooling is not None:
+                request.vector, request.times.first_token = result.vectors[row.request_id], now
+                progress.pooled.append(request)
+                self.finish(request, FinishReason.POOLED, now=now)
+            elif row.samples:
                 request.append_token(result.token_ids[row.request_id])
                 progress.add(request)
                 self.running.decodes.note_last_token(request)
@@ -204,7 +208,7 @@ class Scheduler:
 
     def _plan_catch_up(self, plan: Plan) -> None:
         """Chunks for requests that catch up: classes that lack their share first, then all."""
-        plan.behind = set(self.running.catching_up)
+        plan.behind = set(() if self.config.whole_prompts else self.running.catching_up)
         for lane in self._shares.lanes(plan):
             self._plan_lane(plan, lane)
         self._shares.note(plan, self._waiting)
@@ -235,6 +239,8 @@ class Scheduler:
         room = min(plan.room_for(request), lane.room + planned)
         length = min(request.num_pending_tokens, room, self.config.max_tokens_per_row)
         if length <= planned:
+            return
+        if self.config.whole_prompts and length < request.num_pending_tokens:
             return
         lane.room -= length - planned
         end = request.num_computed_tokens + length
@@ -316,7 +322,7 @@ class Scheduler:
         """Count the tokens that a launched step computes, and those it will bring, as done.
 
         Every request among the decodes is in the batch, or none is: requests join them only here
-        and in `_take_run`, and both run after the batch was planned and before the next one is.
+        and in `_take_run`, both after the batch was planned and before the next one is.
         """
         self._last_advance = batch.step
         for request in self.running.decodes.advance() if len(batch.decodes) else ():
@@ -325,6 +331,10 @@ class Scheduler:
             if request.is_finished or row.num_drafted:
                 continue
             request.num_computed_tokens = row.end
+            if request.pooling is not None:
+                if row.samples:
+                    self.running.expect_end(request)
+                continue
             if row.samples:
                 request.expect_token()
             if request.num_tokens >= limit_of(request, self.config):

@@ -11,6 +11,8 @@ code for requests, logs and errors.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Iterable, Sequence
 from types import TracebackType
 from typing import Unpack, overload
@@ -25,6 +27,8 @@ from quire.client.async_group_handle import AsyncGroupHandle
 from quire.client.async_handle import AsyncHandle
 from quire.client.client import DEFAULT_URL, check_shards, submitting
 from quire.client.steps import in_loop
+from quire.client.vectors import Inputs, requests_for
+from quire.errors import QuireError, RequestFailed
 from quire.transitions.routing import check_group_name, shard_of
 from quire.transitions.values import RequestStatus
 from quire.transport.procedure import run_async
@@ -132,6 +136,24 @@ class AsyncClient:
         (message,) = await self._ready([arguments])
         messages = await taking_turns(choices_of(message.request, n))
         return await self._submit(messages, [arguments] * n)
+
+    async def embed(
+        self, inputs: Inputs, *, timeout: float | None = None, **options: Unpack[RequestOptions]
+    ) -> list[list[float]]:
+        """See `Client.embed`."""
+        handles = await self.submit_many(requests_for(inputs, options))
+        waits = [asyncio.ensure_future(one.result(timeout=timeout)) for one in handles]
+        try:
+            return [(await wait).embedding for wait in waits]
+        except RequestFailed:
+            for one in handles:
+                with contextlib.suppress(QuireError):
+                    await one.cancel()
+            raise
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
 
     def attach(self, request_id: str) -> AsyncHandle:
         """A handle to a request submitted elsewhere or earlier. Nothing is sent yet."""

@@ -12,6 +12,7 @@ readers, or a thousand of them, do not affect the worker.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
@@ -26,7 +27,8 @@ from quire.client.conflicts import refuse_others
 from quire.client.group_handle import GroupHandle
 from quire.client.handle import Handle
 from quire.client.steps import AnyBroker, Call, in_thread
-from quire.errors import QuireError
+from quire.client.vectors import Inputs, Timer, requests_for
+from quire.errors import QuireError, RequestFailed
 from quire.transitions.routing import Parting, check_group_name, shard_of
 from quire.transitions.values import RequestStatus
 from quire.transport.connection import connect
@@ -101,6 +103,9 @@ class Client:
     ) -> Handle:
         """Enqueues one request: a text, token ids, or the `messages` of a chat.
 
+        With an `input` in place of these, it asks a model for embeddings for the vector of a text
+        or of token ids: `embedding` of its completion. With `kind` `scores` it asks a model with a
+        classification head for its scores, of the input or of input and `pair`.
         `sampling` is a SamplingParams or a map of its fields, `priority` a name or a Priority,
         `deadline` in seconds from now. With `delay_seconds`, or a time `not_before`, the request is
         scheduled, and queued at that time. With a `request_id` the call may be repeated: by another
@@ -160,6 +165,26 @@ class Client:
         arguments: RequestArguments = {"prompt": prompt, **options}
         (message,) = self._ready([arguments])
         return self._submit(list(choices_of(message.request, n)), [arguments] * n)
+
+    def embed(
+        self, inputs: Inputs, *, timeout: float | None = None, **options: Unpack[RequestOptions]
+    ) -> list[list[float]]:
+        """The vectors of texts or arrays of token ids, in their order.
+
+        Each input is a request of its own; the options are those of `submit`, among them
+        `dimensions`, `prompt_name` and `truncate_prompt_tokens`. With a `request_id` the requests
+        are `<request id>:<index>`, so that the call may be repeated. If one input fails, the others
+        are cancelled, and the error of the first is raised. WaitTimeout after `timeout` seconds;
+        the requests continue. InvalidRequest, QueueFull, and the errors of `Handle.result`.
+        """
+        handles, timer = self.submit_many(requests_for(inputs, options)), Timer(timeout)
+        try:
+            return [one.result(timeout=timer.left(one.request_id)).embedding for one in handles]
+        except RequestFailed:
+            for one in handles:
+                with contextlib.suppress(QuireError):
+                    one.cancel()
+            raise
 
     def attach(self, request_id: str) -> Handle:
         """A handle to a request submitted elsewhere or earlier. Nothing is sent yet."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ from quire.transitions.values import Claimed, CommitItem, CommitStatus
 from quire.wire.adapters import ADAPTER_SEPARATOR, adapter_of, name_with
 from quire.wire.logprobs import TokenLogprob, TopLogprob
 from quire.wire.output import Completion, ErrorInfo, FinishReason, State, Usage
+from quire.wire.pooling import bytes_of
 from quire.wire.protocol import GenerationRequest
 
 try:
@@ -61,10 +62,14 @@ STOP_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A text in pieces, each published alone, and the reason why the generation ends."""
+    """A text in pieces, each published alone, and the reason why the generation ends.
+
+    `vector` is the answer to a request for an embedding or for scores.
+    """
 
     pieces: Iterable[str] = ()
     finish_reason: FinishReason = FinishReason.EOS
+    vector: Sequence[float] = ()
 
 
 Answering = Callable[[GenerationRequest], str | Iterable[str] | Answer]
@@ -257,7 +262,12 @@ class _Run:
         self._lock = threading.Lock()
 
     def end(
-        self, state: State, finish_reason: FinishReason, *, error: ErrorInfo | None = None
+        self,
+        state: State,
+        finish_reason: FinishReason,
+        *,
+        error: ErrorInfo | None = None,
+        vector: Sequence[float] = (),
     ) -> None:
         """Writes the terminal record, unless there is one."""
         completion = Completion(
@@ -267,6 +277,7 @@ class _Run:
             usage=Usage(prompt_tokens=_prompt_length(self.request)),
             error=error,
             model=self._model,
+            vector=bytes_of(vector),
         )
         self._commit("", completion)
 
@@ -307,7 +318,7 @@ class _Run:
             text, skip = piece[skip:], max(0, skip - len(piece))
             if text and not self._commit(text):
                 return
-        self.end(State.COMPLETED, answered.finish_reason)
+        self.end(State.COMPLETED, answered.finish_reason, vector=answered.vector)
 
     def _commit(self, text: str, completion: Completion | None = None) -> bool:
         """Publishes. False if the request has ended or another worker has claimed it."""

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, TypedDict
 
 from quire.errors import InvalidRequest
+from quire.wire.pooling import POOLED_KINDS, PooledKind
 from quire.wire.protocol import GenerationRequest, Kind, Priority
 from quire.wire.refusals import nearest
 from quire.wire.sampling import ParsedBody, SamplingParams, validated
@@ -24,9 +25,24 @@ MIN_KEPT_SECONDS = 0.001
 MAX_SECONDS = 315_360_000
 
 
-class RequestOptions(TypedDict, total=False):
+class PoolingOptions(TypedDict, total=False):
+    """The arguments that only a request for a vector has; see `PoolingParams`."""
+
+    dimensions: int | None
+    prompt_name: str | None
+    truncate_prompt_tokens: int | None
+    #: The second text of a pair, for scores.
+    pair: str | None
+    use_activation: bool | None
+
+
+class RequestOptions(PoolingOptions, total=False):
     """All arguments except the prompt; see `Client.submit`."""
 
+    #: Asks for a vector of this text, or of these token ids, instead of an output.
+    input: str | Sequence[int] | None
+    #: Which vector: `embeddings`, unless another kind is named.
+    kind: PooledKind | None
     messages: Sequence[Mapping[str, Any]] | None
     #: The functions that the answer to `messages` may call, in OpenAI's form, and how.
     tools: Sequence[Mapping[str, Any]] | None
@@ -82,6 +98,9 @@ class QueueSettings(TypedDict, total=False):
 #: The arguments that are fields of the body of a chat with the same name.
 _OF_CHATS = ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs")
 
+#: The arguments that are fields of the body of a request for a vector.
+_OF_VECTORS = tuple(PoolingOptions.__optional_keys__)
+
 #: The arguments that are fields of the message with the same name.
 _ENVELOPE = ("priority", "idempotency_key", "session_id", "metadata", "headers", "tenant")
 
@@ -99,18 +118,7 @@ def build_request(
     for name in arguments:
         if name not in _ARGUMENTS:
             raise InvalidRequest(name, f"unknown argument{_suggestion(name)}")
-    kind, body = _subject(arguments.get("prompt"), arguments.get("messages"))
-    sampling = arguments.get("sampling")
-    if not isinstance(sampling, SamplingParams):
-        if not isinstance(sampling, Mapping | None):
-            raise InvalidRequest("sampling", "must be a SamplingParams or a map of its fields")
-        if "n" in (sampling or {}):
-            raise InvalidRequest("sampling.n", f"unknown field{_suggestion('n')}")
-        sampling = validated(SamplingParams, sampling or {}, prefix="sampling.")
-    body |= sampling.to_body()
-    # A generation that another worker resumes must continue with the same noise.
-    body.setdefault("seed", secrets.randbits(SEED_BITS))
-    body |= _of_chat(arguments)
+    kind, body = _pooled(arguments) or _generating(arguments)
     for name in ("model", "adapter"):
         if arguments.get(name) is not None:
             body[name] = arguments.get(name)
@@ -125,6 +133,43 @@ def build_request(
         field = "request_id" if error.field == "id" else error.field
         raise InvalidRequest(field, error.message) from None
     return request, request.parse_body()
+
+
+def _generating(arguments: RequestArguments) -> tuple[Kind, dict[str, Any]]:
+    """The kind and the body of a request for an output."""
+    kind, body = _subject(arguments.get("prompt"), arguments.get("messages"))
+    sampling = arguments.get("sampling")
+    if not isinstance(sampling, SamplingParams):
+        if not isinstance(sampling, Mapping | None):
+            raise InvalidRequest("sampling", "must be a SamplingParams or a map of its fields")
+        if "n" in (sampling or {}):
+            raise InvalidRequest("sampling.n", f"unknown field{_suggestion('n')}")
+        sampling = validated(SamplingParams, sampling or {}, prefix="sampling.")
+    body |= sampling.to_body()
+    # A generation that another worker resumes must continue with the same noise.
+    body.setdefault("seed", secrets.randbits(SEED_BITS))
+    return kind, body | _of_chat(arguments)
+
+
+def _pooled(arguments: RequestArguments) -> tuple[Kind, dict[str, Any]] | None:
+    """The kind and the body of a request for a vector; None for one for an output."""
+    named = {name: arguments.get(name) for name in _OF_VECTORS}
+    options = {name: value for name, value in named.items() if value is not None}
+    given, kind = arguments.get("input"), arguments.get("kind")
+    if given is None:
+        for name in ("kind", *options):
+            if arguments.get(name) is not None:
+                raise InvalidRequest(name, "needs an input")
+        return None
+    for name in ("prompt", "messages", "sampling", *_OF_CHATS):
+        if arguments.get(name) is not None:
+            raise InvalidRequest(name, "cannot be combined with input")
+    if kind not in (None, *POOLED_KINDS):
+        raise InvalidRequest("kind", f"must be one of {', '.join(POOLED_KINDS)}")
+    if not isinstance(given, str) and not _is_sequence(given):
+        raise InvalidRequest("input", "must be a text or a sequence of token ids")
+    text = given if isinstance(given, str) else list(given)
+    return kind or "embeddings", {"input": text, **options}
 
 
 def must_be_ahead(field: str, seconds: float) -> None:
@@ -153,7 +198,7 @@ def _subject(
     prompt: str | Sequence[int] | None, messages: Sequence[Mapping[str, Any]] | None
 ) -> tuple[Kind, dict[str, Any]]:
     if (prompt is None) == (messages is None):
-        raise InvalidRequest("prompt", "give either a prompt or messages")
+        raise InvalidRequest("prompt", "give either a prompt or messages, or an input")
     if messages is not None:
         if not _is_sequence(messages):
             raise InvalidRequest("messages", "must be a sequence of maps")

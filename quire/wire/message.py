@@ -73,6 +73,8 @@ def digest_of(request: GenerationRequest, body: ParsedBody | None = None) -> byt
             content["json_schema"] = json.dumps(content["json_schema"])
         content |= {"tenant": request.tenant, "messages": body.messages}
         content |= {"model": body.model, "adapter": body.adapter}
+        if body.pooling is not None:
+            content |= {"kind": request.kind, "pooling": body.pooling.differing()}
         given = {name: value for name, value in content.items() if value is not None}
         digest = hashlib.sha256(_ENCODER.encode(given).encode())
         # Not part of the JSON: a prompt may be long, and msgpack is faster.

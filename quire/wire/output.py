@@ -26,6 +26,7 @@ from quire.records import (
 )
 from quire.wire.codec import pack, unpack_ids, unpack_map
 from quire.wire.logprobs import unpack_tokens
+from quire.wire.pooling import checked_vector, numbers_of
 
 __all__ = [
     "Activity",
@@ -116,9 +117,14 @@ class Completion(TerminalRecord):
     empty if the request does not have the parameter.
     """
 
+    @property
+    def embedding(self) -> list[float]:
+        """The numbers of `vector`, in single precision; empty for a request with an output."""
+        return numbers_of(self.vector)
+
     def encode(self) -> bytes:
         """The bytes of the field `done`: what only the author knows."""
-        fields = {
+        fields: dict[str, Any] = {
             "state": str(self.state),
             "finish_reason": str(self.finish_reason),
             "usage": asdict(self.usage),
@@ -129,6 +135,8 @@ class Completion(TerminalRecord):
         }
         if self.tail:
             fields["tail"] = self.tail
+        if self.vector:
+            fields["vector"] = checked_vector(self.vector)
         if self.execution is not None:
             fields["execution"] = asdict(self.execution)
         return pack(fields, field="completion")
@@ -152,6 +160,7 @@ class Completion(TerminalRecord):
                 model=fields.get("model"),
                 resumed_fingerprint_changed=bool(fields.get("resumed_fingerprint_changed", False)),
                 tail=str(fields.get("tail", "")),
+                vector=checked_vector(fields.get("vector", b"")),
                 execution=Execution(**_known(execution, Execution)) if execution else None,
             )
         except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:

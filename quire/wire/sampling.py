@@ -29,6 +29,7 @@ from quire.wire.constraints import (
     fields_of_response_format,
 )
 from quire.wire.logprobs import MAX_TOP_LOGPROBS
+from quire.wire.pooling import PoolingParams, parse_pooling
 from quire.wire.refusals import nearest, path_of, reason_of
 from quire.wire.tools import ToolUse, template_arguments_of, tool_use_of
 
@@ -51,7 +52,9 @@ MAX_DIGITS = len(str(MAX_TOKEN_ID))
 MAX_TEMPERATURE = 100.0
 MIN_REPETITION_PENALTY = 0.01
 
-Kind = Literal["tokens", "completions", "chat.completions"]
+GeneratingKind = Literal["tokens", "completions", "chat.completions"]
+# Flat: pydantic puts the members of a union into the path of an error.
+Kind = Literal["tokens", "completions", "chat.completions", "embeddings", "scores"]
 
 _Int = Annotated[int, Strict()]
 _Float = Annotated[float, Strict()]
@@ -200,6 +203,7 @@ def _token_id(key: object) -> int:
 class ParsedBody:
     """A body that has been checked. Exactly one of `prompt` and `messages` is not None.
 
+    `pooling` says which vector is wanted; None for an output.
     `tools` and `template_arguments` are for the chat template.
     `model` may include the name of an adapter. Only a worker that serves the model can tell; see
     `quire.wire.adapters`.
@@ -213,6 +217,7 @@ class ParsedBody:
     constraint: Constraint | None = None
     tools: ToolUse | None = None
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    pooling: PoolingParams | None = None
 
 
 #: The parameters, and OpenAI's fields that do not change the tokens of one request.
@@ -221,7 +226,7 @@ _KNOWN = frozenset(
     | {"model", "adapter", "stream", "stream_options", "user", "n", "max_completion_tokens"}
 )
 
-_KNOWN_OF: Mapping[Kind, frozenset[str]] = {
+_KNOWN_OF: Mapping[GeneratingKind, frozenset[str]] = {
     "tokens": frozenset(),
     "completions": frozenset({"response_format"}),
     # prompt_cache_key and safety_identifier identify the user, as `user` does.
@@ -232,7 +237,7 @@ _KNOWN_OF: Mapping[Kind, frozenset[str]] = {
 }
 
 #: OpenAI's fields that are not supported, with the values that change nothing and so are accepted.
-_NOT_SUPPORTED: Mapping[Kind, Mapping[str, tuple[object, ...]]] = {
+_NOT_SUPPORTED: Mapping[GeneratingKind, Mapping[str, tuple[object, ...]]] = {
     "tokens": {},
     "completions": {"echo": (False,), "best_of": (1,), "suffix": ()},
     "chat.completions": {
@@ -256,6 +261,10 @@ _NOT_SUPPORTED: Mapping[Kind, Mapping[str, tuple[object, ...]]] = {
 
 def parse_body(kind: Kind, body: Mapping[str, Any]) -> ParsedBody:
     """Checks a body of the given kind. InvalidRequest names the first fault as `body.<field>`."""
+    if kind == "embeddings" or kind == "scores":
+        prompt, pooling = parse_pooling(kind, body)
+        model, adapter = _model_of(body), named_adapter(body)
+        return ParsedBody(prompt, None, SamplingParams(), model, adapter, pooling=pooling)
     subject = "messages" if kind == "chat.completions" else "prompt"
     known = _KNOWN | _KNOWN_OF[kind]
     for name, value in body.items():
@@ -263,9 +272,7 @@ def parse_body(kind: Kind, body: Mapping[str, Any]) -> ParsedBody:
             raise InvalidRequest(f"body.{name}", _why_refused(kind, name))
     if body.get("n") not in (None, 1) or isinstance(body.get("n"), bool):
         raise InvalidRequest("body.n", "must be 1; each choice is a request of its own")
-    model = body.get("model")
-    if model is not None and not (isinstance(model, str) and model):
-        raise InvalidRequest("body.model", "must be a non-empty string")
+    model = _model_of(body)
     try:
         sampling = validated(SamplingParams, _sampling_fields(kind, body), prefix="body.")
     except InvalidRequest as error:
@@ -293,6 +300,13 @@ def parse_body(kind: Kind, body: Mapping[str, Any]) -> ParsedBody:
     )
 
 
+def _model_of(body: Mapping[str, Any]) -> str | None:
+    model = body.get("model")
+    if model is None or (isinstance(model, str) and model):
+        return model
+    raise InvalidRequest("body.model", "must be a non-empty string")
+
+
 def _constraint_with(
     tools: ToolUse, constraint: Constraint | None, sampling: SamplingParams
 ) -> Constraint | None:
@@ -305,14 +319,14 @@ def _constraint_with(
     return required
 
 
-def _changes_nothing(kind: Kind, name: str, value: object) -> bool:
+def _changes_nothing(kind: GeneratingKind, name: str, value: object) -> bool:
     """Whether an unsupported field has a value without effect. A null means "the default"."""
     harmless = _NOT_SUPPORTED[kind].get(name, ())
     # Types are compared because in Python 1 == True.
     return value is None or any(type(value) is type(one) and value == one for one in harmless)
 
 
-def _why_refused(kind: Kind, name: str) -> str:
+def _why_refused(kind: GeneratingKind, name: str) -> str:
     """The message for a field that is unknown or not supported."""
     harmless = _NOT_SUPPORTED[kind].get(name)
     if harmless is None:
@@ -340,7 +354,7 @@ def validated(
         raise InvalidRequest(f"{prefix}{path}" or model.__name__, reason) from None
 
 
-def _sampling_fields(kind: Kind, body: Mapping[str, Any]) -> dict[str, Any]:
+def _sampling_fields(kind: GeneratingKind, body: Mapping[str, Any]) -> dict[str, Any]:
     # A null means "the default" in OpenAI's bodies.
     fields = {
         name: body[name] for name in SamplingParams.model_fields if body.get(name) is not None
@@ -365,7 +379,7 @@ def _chat_logprobs(body: Mapping[str, Any]) -> Any:
     return top
 
 
-def _prompt(kind: Kind, prompt: object) -> str | list[int]:
+def _prompt(kind: GeneratingKind, prompt: object) -> str | list[int]:
     if isinstance(prompt, str) and prompt and kind == "completions":
         return prompt
     if isinstance(prompt, list) and 0 < len(prompt) <= MAX_ARRAY_LENGTH and is_token_ids(prompt):

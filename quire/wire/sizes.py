@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from quire.wire.pooling import is_pooled
 from quire.wire.protocol import GenerationRequest
 from quire.wire.sampling import SamplingParams
 
@@ -27,15 +28,21 @@ def estimated_tokens(request: GenerationRequest) -> int:
     Never raises: an invalid body is refused elsewhere, and gets some estimate here.
     """
     body = request.body
-    prompt = body.get("messages") if request.kind == "chat.completions" else body.get("prompt")
-    return min(_tokens_of(prompt) + most_tokens_of_answer(request), MAX_TOKENS_PER_REQUEST)
+    field = "messages" if request.kind == "chat.completions" else "prompt"
+    prompts = [body.get(field)]
+    if is_pooled(request.kind):
+        prompts = [body.get("input"), body.get("pair")]
+    num_tokens = sum(map(_tokens_of, prompts)) + most_tokens_of_answer(request)
+    return min(num_tokens, MAX_TOKENS_PER_REQUEST)
 
 
 def most_tokens_of_answer(request: GenerationRequest) -> int:
     """The most tokens it may generate, the part of `estimated_tokens` that it may leave unused.
 
-    Never raises.
+    Never raises. 0 for a vector.
     """
+    if is_pooled(request.kind):
+        return 0
     given = [request.body.get("max_tokens"), request.body.get("max_completion_tokens")]
     max_tokens = next((value for value in given if type(value) is int), _DEFAULT_MAX_TOKENS)
     return min(max(1, max_tokens), MAX_TOKENS_PER_REQUEST)

@@ -5,11 +5,13 @@ Only this module builds engine Requests, so only this module needs the types of 
 
 import hashlib
 
-from engine.request import Request
+from engine.request import Pooling, Request
 from engine.sampling_params import SamplingParams as EngineSampling
+from quire.errors import InvalidRequest
 from quire.wire.adapters import adapter_of
 from quire.wire.constraints import CONSTRAINTS, Constraint
-from quire.wire.protocol import GenerationRequest, SamplingParams
+from quire.wire.pooling import is_pooled
+from quire.wire.protocol import GenerationRequest, Kind, ParsedBody, SamplingParams
 from service.incoming.origins import with_control_text
 from service.model.served import ServedModel
 from service.model.text import ModelTokenizer
@@ -38,21 +40,12 @@ def engine_request(
         InvalidRequest: the request can never be served; the error names the field.
     """
     body = request.parse_body()
+    must_be_served(request.kind, served)
     adapter = adapter_of(request.body, model=settings.model_name)
     if adapter is not None and adapter.name not in served.adapters:
         raise adapter.refusal(served.adapters)
     sampling = engine_sampling(body.sampling, request_id=request.id)
-    if body.messages is None:
-        prompt_ids = _prompt_ids(body.prompt, served.tokenizer)
-    else:
-        prompt_ids, holds_control_text = served.tokenizer.encode_chat(
-            body.messages,
-            created_ms=request.created_ms,
-            tools=body.tools.tools if body.tools is not None else (),
-            arguments=body.template_arguments,
-        )
-        if holds_control_text:
-            delivery.origin = with_control_text(delivery.origin)
+    prompt_ids, pooling = _prompt_of(request, body, delivery, served)
     origin = delivery.origin
     converted = Request(
         request_id=delivery.key,
@@ -66,9 +59,44 @@ def engine_request(
         due=origin.due,
         cache_salt=request.tenant,
         adapter=adapter.name if adapter is not None else None,
-        text=served.tokenizer.text_stream(sampling, prompt=prompt_ids),
+        text=served.tokenizer.text_stream(sampling, prompt=prompt_ids) if pooling is None else None,
+        pooling=pooling,
     )
     return converted, body.constraint
+
+
+def _prompt_of(
+    request: GenerationRequest, body: ParsedBody, delivery: Delivery, served: ServedModel
+) -> tuple[list[int], Pooling | None]:
+    """The token ids of the prompt, and the vector that is wanted, if one is."""
+    if body.pooling is not None:
+        assert served.vectors is not None and body.prompt is not None
+        return served.vectors.encode(
+            body.prompt,
+            body.pooling,
+            tokenizer=served.tokenizer,
+            max_tokens=served.engine.config.max_model_len,
+        )
+    if body.messages is None:
+        return _prompt_ids(body.prompt, served.tokenizer), None
+    prompt_ids, holds_control_text = served.tokenizer.encode_chat(
+        body.messages,
+        created_ms=request.created_ms,
+        tools=body.tools.tools if body.tools is not None else (),
+        arguments=body.template_arguments,
+    )
+    if holds_control_text:
+        delivery.origin = with_control_text(delivery.origin)
+    return prompt_ids, None
+
+
+def must_be_served(kind: Kind, served: ServedModel) -> None:
+    """InvalidRequest if this model does not serve requests of this kind."""
+    if served.vectors is None and is_pooled(kind):
+        raise InvalidRequest("kind", f"this worker's model generates text, and makes no {kind}")
+    if served.vectors is not None and kind != served.vectors.kind:
+        own = served.vectors.kind
+        raise InvalidRequest("kind", f"this worker's model makes {own}, and serves no {kind}")
 
 
 def _deadline_of(

@@ -22,6 +22,7 @@ from quire.transitions.values import QueuePolicy
 from service.constraints.grammars import Grammars, NoGrammars, load_grammars
 from service.model.adapters import adapters_in
 from service.model.text import ModelTokenizer
+from service.model.vectors import ServedVectors
 from service.observe.metrics import MemoryReader
 from service.settings.config import Settings
 from service.settings.logs import take_over_libraries
@@ -59,6 +60,8 @@ class ServedModel:
     bytes_per_block: int = 0
     adapters: Mapping[str, str] = field(default_factory=dict)
     grammars: Grammars = field(default_factory=lambda: NoGrammars("none were loaded"))
+    #: The vectors of a model that makes vectors and no text; None for one that generates.
+    vectors: ServedVectors | None = None
 
     @property
     def cache_bytes(self) -> dict[str, int]:
@@ -92,7 +95,8 @@ class ServedModel:
         """Which requests this worker can serve. In the registry, because workers may differ."""
         has_grammars = not isinstance(self.grammars, NoGrammars)
         longest = self.engine.config.max_request_tokens
-        return {"grammars": float(has_grammars), "max_model_len": float(longest)}
+        able = {"grammars": float(has_grammars), "max_model_len": float(longest)}
+        return able if self.vectors is None else able | {self.vectors.kind: 1.0}
 
 
 def load_model(settings: Settings) -> ServedModel:

@@ -20,10 +20,18 @@ ENDS = {
     EngineReason.EOS: (State.COMPLETED, FinishReason.EOS),
     EngineReason.STOP: (State.COMPLETED, FinishReason.STOP),
     EngineReason.LENGTH: (State.COMPLETED, FinishReason.LENGTH),
+    # The wire has no reason of its own for it: older readers refuse a record with an unknown one.
+    EngineReason.POOLED: (State.COMPLETED, FinishReason.STOP),
     EngineReason.CANCELLED: (State.CANCELLED, FinishReason.CANCELLED),
     EngineReason.DEADLINE: (State.EXPIRED, FinishReason.DEADLINE),
     EngineReason.ERROR: (State.FAILED, FinishReason.ERROR),
     EngineReason.REFUSED: (State.FAILED, FinishReason.REJECTED),
+}
+#: The field of a body that has the prompt, for kinds that do not call it `prompt`.
+PROMPT_FIELDS = {
+    "chat.completions": "body.messages",
+    "embeddings": "body.input",
+    "scores": "body.input",
 }
 #: The longest error message in a record, in characters; those of some libraries fill pages.
 MAX_MESSAGE_LENGTH = 500
@@ -114,6 +122,7 @@ def completion_of(origin: Origin, output: RequestOutput) -> Completion:
         execution=execution_of(request, received=origin.received),
         model=origin.model_name,
         resumed_fingerprint_changed=origin.fingerprint_changed,
+        vector=b"" if request.vector is None else request.vector.astype("<f4").tobytes(),
     )
 
 
@@ -153,8 +162,9 @@ def rejection(origin: Origin, *, error: InvalidRequest) -> Completion:
 
 def refusal(origin: Origin, *, error: RequestRejected) -> Completion:
     """The record of a request that this engine can never serve. The field has its wire name."""
-    is_chat_prompt = error.field == "prompt" and origin.kind == "chat.completions"
-    field = "body.messages" if is_chat_prompt else f"body.{error.field}"
+    field = f"body.{error.field}"
+    if error.field == "prompt":
+        field = PROMPT_FIELDS.get(origin.kind, field)
     return _failed(
         origin, FinishReason.REJECTED, ErrorInfo("invalid_request", error.message, field)
     )

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from service.constraints.grammars import Grammars, load_grammars
 from service.model.adapters import adapters_in
 from service.model.served import ServedModel, engine_config
 from service.model.text import Messages, ModelTokenizer
+from service.model.vectors import ServedVectors
 from service.settings.config import Settings
 
 #: The end of sequence, then the 256 bytes, then the beginning.
@@ -129,8 +131,11 @@ def fake_model(
     tokenizer: ModelTokenizer | None = None,
     grammars: Grammars | None = None,
     adapters: Mapping[str, str] | None = None,
+    vectors: ServedVectors | None = None,
 ) -> ServedModel:
     """A served model whose tokens are a pure function of prompt, seed and adapter, without torch.
+
+    With `vectors` it makes vectors of prompts, `fake_vector`, and no text.
 
     Of the `adapters` by name it has the revisions named; without any, those in the folder that the
     settings name, whatever is in them.
@@ -146,6 +151,7 @@ def fake_model(
         eos_token_ids=frozenset({EOS_ID}),
         adapters=adapters,
     )
+    config = replace(config, pools=vectors is not None)
     runner = FakeRunner(
         num_blocks=config.num_blocks,
         block_size=config.block_size,
@@ -161,6 +167,7 @@ def fake_model(
         fingerprint=fingerprint,
         grammars=grammars or byte_grammars(),
         adapters=adapters,
+        vectors=vectors,
         build={"device": "none", "dtype": "none", "torch": "none"},
     )
 

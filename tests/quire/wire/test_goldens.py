@@ -31,6 +31,13 @@ REQUESTS = {
         id="c", kind="chat.completions", created_ms=0, priority=Priority.CRITICAL,
         body={"messages": [{"role": "user", "content": "gr\u00fc\u00df \u4f60\u597d \U0001f9ee"}]},
     ),
+    "request-embeddings": GenerationRequest(
+        id="e", kind="embeddings", created_ms=1_700_000_000_002,
+        body={"input": "gr\u00fc\u00df", "dimensions": 256, "prompt_name": "query"},
+    ),
+    "request-scores": GenerationRequest(
+        id="s", kind="scores", created_ms=0, body={"input": "a", "pair": "b"},
+    ),
     "request-unknown-field": GenerationRequest(
         id="f", kind="tokens", created_ms=0, body={"prompt": [1]}, from_the_future={"a": [True]}
     ),
@@ -40,6 +47,10 @@ COMPLETIONS = {
     "completion-eos": Completion(
         "r", State.COMPLETED, FinishReason.EOS, model="abacus", preemptions=2,
         usage=Usage(prompt_tokens=7, completion_tokens=3, cached_tokens=4),
+    ),
+    "completion-vector": Completion(
+        "r", State.COMPLETED, FinishReason.STOP, model="encoder", usage=Usage(prompt_tokens=7),
+        vector=bytes.fromhex("cdcccd3d000020c0"),
     ),
     "completion-rejected": Completion(
         "r", State.FAILED, FinishReason.REJECTED, resumed_fingerprint_changed=True,

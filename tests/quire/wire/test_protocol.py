@@ -111,7 +111,7 @@ def test_a_message_without_a_version_is_not_ours():
         ("id", "x" * 129),
         ("id", "line\n"),
         ("tenant", "a:b"),
-        ("kind", "embeddings"),
+        ("kind", "translations"),
         ("body", [1]),
         ("priority", 4),
         ("priority", "urgent"),
