@@ -174,6 +174,8 @@ class TerminalRecord:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     text: str = ""
     token_ids: tuple[int, ...] = ()
+    #: For each token, the length of `text` after it; empty if a writer did not send it.
+    text_ends: tuple[int, ...] = ()
     #: The hash of all tokens of the log; see TokenChunk.
     prefix_hash: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()

@@ -5,7 +5,7 @@ replays the published ids and continues exactly where the text ended, even insid
 stop string.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from tokenizers import Tokenizer
@@ -43,13 +43,21 @@ class StreamDecoder:
     produce such an id) or fails on it: decoding must never end a generation. If the tokenizer
     changes earlier text later (byte fallback does, for bytes that are not characters), the text
     that was already returned stays.
+
+    `left_out` are the tokens that have no text, if these are not all special tokens.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, skip_special_tokens: bool, prompt: Sequence[int] = ()
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool,
+        prompt: Sequence[int] = (),
+        left_out: Collection[int] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
+        self._skip_special_tokens = skip_special_tokens and left_out is None
+        self._left_out = left_out or ()
         self._window = self._end_of(prompt)
         self._num_decided = len(self._window)
         self._num_known = len(self._decode(self._window))
@@ -87,6 +95,8 @@ class StreamDecoder:
         self._num_decided, self._num_known = len(self._window), len(text)
 
     def _decode(self, token_ids: list[int]) -> str:
+        if self._left_out:
+            token_ids = [one for one in token_ids if one not in self._left_out]
         text: str = self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
         return text
 
@@ -107,7 +117,7 @@ class StreamDecoder:
 
     def _is_left_out(self, token_id: int) -> bool:
         """Whether the token never has text; a token that is only a space may get text later."""
-        if self._tokenizer.id_to_token(token_id) is None:
+        if token_id in self._left_out or self._tokenizer.id_to_token(token_id) is None:
             return True
         alone = [token_id]
         return self._skip_special_tokens and bool(
@@ -126,6 +136,8 @@ class Detokenizer:
         decoder: gets each output token once, in order.
         stop: strings that end the generation; the one that is complete first in the text wins.
         min_tokens: stop strings are ignored until more than this many tokens are generated.
+        opening: text that the end of the prompt has begun and the output goes on with. It is
+            returned before the text of the first token, and is no part of the search.
     """
 
     def __init__(
@@ -135,6 +147,7 @@ class Detokenizer:
         stop: tuple[str, ...] = (),
         include_stop_str_in_output: bool = False,
         min_tokens: int = 0,
+        opening: str = "",
     ) -> None:
         assert all(stop), "an empty stop string would end every generation"
         self._decoder = decoder
@@ -143,6 +156,7 @@ class Detokenizer:
         self._min_tokens = min_tokens
         self._hold_back = max((len(string) for string in stop), default=1) - 1
         self._num_tokens = 0
+        self._opening = opening
         self._pending = ""
         self._stopped = False
 
@@ -163,6 +177,9 @@ class Detokenizer:
         keep = 0 if final or self._stopped else self._hold_back
         cut = max(0, len(text) - keep) if keep else len(text)
         self._pending = text[cut:]
+        if self._opening and self._num_tokens:
+            opening, self._opening = self._opening, ""
+            return opening + text[:cut]
         return text[:cut]
 
     def _add(self, text: str) -> None:

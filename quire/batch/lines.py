@@ -159,6 +159,7 @@ def output_line(line: BatchLine, completions: Sequence[Completion]) -> str:
         created=int(time.time()),
         model=first.model or line.body.get("model") or "",
         tools=line.call.tool_names,
+        reasoning=line.call.reasoning(),
     )
     body = response(heading, completions, num_prompts=line.call.num_prompts)
     answer = {"status_code": 200, "request_id": first.request_id, "body": body}

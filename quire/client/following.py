@@ -190,10 +190,17 @@ def joined_items(items: Sequence[TokenChunk | Completion]) -> Completion:
 
 def joined(completion: Completion, chunks: Sequence[TokenChunk]) -> Completion:
     """The completion with all text, tokens and log-probabilities in it."""
+    ends: list[int] = []
+    num_chars = 0
+    for chunk in chunks:
+        ends += (num_chars + end for end in chunk.text_ends)
+        num_chars += len(chunk.text)
+    token_ids = tuple(token for chunk in chunks for token in chunk.token_ids)
     return replace(
         completion,
         text="".join(chunk.text for chunk in chunks) + completion.tail,
-        token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
+        token_ids=token_ids,
+        text_ends=tuple(ends) if len(ends) == len(token_ids) else (),
         logprobs=tuple(one for chunk in chunks for one in chunk.logprobs),
     )
 

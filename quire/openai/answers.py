@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.openai.logprobs import compact, of_chat, of_completion, written
-from quire.openai.tools.answers import CALLED, CallStream, message_of
+from quire.openai.tools.answers import CALLED, MessageStream
+from quire.openai.tools.reasoning import NO_REASONING, ReasoningUse
 from quire.wire.output import Completion, FinishReason, TokenChunk
 from quire.wire.protocol import Kind
 
@@ -19,7 +20,8 @@ from quire.wire.protocol import Kind
 class Heading:
     """The fields common to a response and to all events of a stream. `created`: unix seconds.
 
-    `tools` are the names of the functions that the output may call.
+    `tools` are the names of the functions that the output may call, and `reasoning` the reasoning
+    that it may have.
     """
 
     id: str
@@ -27,10 +29,20 @@ class Heading:
     created: int
     model: str
     tools: tuple[str, ...] = ()
+    reasoning: ReasoningUse = NO_REASONING
 
     @property
     def is_chat(self) -> bool:
         return self.kind == "chat.completions"
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether the output is split into content, reasoning and calls."""
+        return bool(self.tools or self.reasoning.names)
+
+    def message_stream(self, choice: int) -> MessageStream:
+        """A new stream of the deltas of this choice."""
+        return MessageStream(self.id, choice, self.tools, reasoning=self.reasoning)
 
     def fields(self, *, is_piece: bool) -> dict[str, Any]:
         """These fields as JSON; `is_piece` for an event of a stream."""
@@ -44,9 +56,10 @@ def response(
     heading: Heading, completions: Sequence[Completion], *, num_prompts: int
 ) -> dict[str, Any]:
     """The body of a response from the whole outputs of its choices, ordered by prompt."""
-    choices = [_choice(heading, *item) for item in enumerate(completions)]
-    fields = heading.fields(is_piece=False)
-    return fields | {"choices": choices, "usage": usage_of(completions, num_prompts=num_prompts)}
+    counts: list[int | None] = []
+    choices = [_choice(heading, *item, counts) for item in enumerate(completions)]
+    usage = usage_of(completions, num_prompts=num_prompts, reasoning=counts)
+    return heading.fields(is_piece=False) | {"choices": choices, "usage": usage}
 
 
 def written_response(
@@ -54,8 +67,9 @@ def written_response(
 ) -> Iterator[str]:
     """Yields the same body as JSON text, in parts that are encoded one at a time."""
     yield f'{compact(heading.fields(is_piece=False))[:-1]},"choices":['
+    counts: list[int | None] = []
     for index, completion in enumerate(completions):
-        choice = _choice(heading, index, replace(completion, logprobs=()))
+        choice = _choice(heading, index, replace(completion, logprobs=()), counts)
         if completion.logprobs:
             del choice["logprobs"]
             yield f'{compact(choice)[:-1]},"logprobs":'
@@ -64,17 +78,23 @@ def written_response(
         else:
             yield compact(choice)
         yield "," if index < len(completions) - 1 else ""
-    yield f'],"usage":{compact(usage_of(completions, num_prompts=num_prompts))}}}'
+    usage = usage_of(completions, num_prompts=num_prompts, reasoning=counts)
+    yield f'],"usage":{compact(usage)}}}'
 
 
-def usage_of(completions: Sequence[Completion], *, num_prompts: int) -> dict[str, Any]:
+def usage_of(
+    completions: Sequence[Completion], *, num_prompts: int, reasoning: Sequence[int | None] = ()
+) -> dict[str, Any]:
     """The tokens of all choices. Each prompt is counted once, with the usage of its first choice.
 
-    `num_prompts` divides the number of completions.
+    `num_prompts` divides the number of completions. `reasoning` has the tokens of each choice that
+    are reasoning, None where that is not known. They are told if all are known and any is not 0.
     """
     of_prompts = [one.usage for one in completions[:: len(completions) // num_prompts]]
     num_prompt_tokens = sum(usage.prompt_tokens for usage in of_prompts)
     num_generated = sum(completion.usage.completion_tokens for completion in completions)
+    num_reasoning = sum(one or 0 for one in reasoning) if None not in reasoning else 0
+    details = {"completion_tokens_details": {"reasoning_tokens": num_reasoning}}
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_generated,
@@ -82,7 +102,7 @@ def usage_of(completions: Sequence[Completion], *, num_prompts: int) -> dict[str
         "prompt_tokens_details": {
             "cached_tokens": sum(usage.cached_tokens for usage in of_prompts)
         },
-    }
+    } | (details if num_reasoning else {})
 
 
 def naming_prompt(
@@ -120,14 +140,16 @@ def ending(heading: Heading, index: int, completion: Completion) -> dict[str, An
     return _piece(heading, choice | {"finish_reason": _finish_reason(completion)})
 
 
-def piece_with_calls(
-    heading: Heading, index: int, chunk: TokenChunk, calls: CallStream
+def piece_in_parts(
+    heading: Heading, index: int, chunk: TokenChunk, message: MessageStream
 ) -> dict[str, Any] | None:
-    """The event of one chunk of an output that may call functions; None if it tells nothing yet.
+    """The event of one chunk of an output that has parts; None if it tells nothing yet.
 
-    `calls` has been fed all text before the chunk.
+    `message` has been fed all text before the chunk.
     """
-    delta = calls.delta(chunk.text)
+    delta = message.delta(chunk.text, chunk.text_ends)
+    if not delta and message.is_plain:
+        delta = {"content": ""}
     if not delta and not chunk.logprobs:
         return None
     choice = _delta(heading, index, "") | {"delta": delta}
@@ -136,21 +158,25 @@ def piece_with_calls(
     return _piece(heading, choice)
 
 
-def ending_with_calls(
-    heading: Heading, index: int, completion: Completion, calls: CallStream
+def ending_in_parts(
+    heading: Heading, index: int, completion: Completion, message: MessageStream
 ) -> dict[str, Any]:
-    """The last event of a choice that may call functions."""
-    delta, stop = calls.last_delta(completion.tail), _finish_reason(completion)
-    if calls.has_calls and completion.finish_reason is not FinishReason.LENGTH:
+    """The last event of a choice that has parts."""
+    delta, stop = message.last_delta(completion.tail), _finish_reason(completion)
+    if message.has_calls and completion.finish_reason is not FinishReason.LENGTH:
         stop = CALLED
     return _piece(heading, _delta(heading, index, "") | {"delta": delta, "finish_reason": stop})
 
 
 def usage_piece(
-    heading: Heading, completions: Sequence[Completion], *, num_prompts: int
+    heading: Heading,
+    completions: Sequence[Completion],
+    *,
+    num_prompts: int,
+    reasoning: Sequence[int | None] = (),
 ) -> dict[str, Any]:
-    """The event after all choices, for `stream_options.include_usage`."""
-    usage = usage_of(completions, num_prompts=num_prompts)
+    """The event after all choices, for `stream_options.include_usage`; see `usage_of`."""
+    usage = usage_of(completions, num_prompts=num_prompts, reasoning=reasoning)
     return heading.fields(is_piece=True) | {"choices": [], "usage": usage}
 
 
@@ -164,13 +190,18 @@ def _delta(heading: Heading, index: int, text: str, **more: str) -> dict[str, An
     return choice | content
 
 
-def _choice(heading: Heading, index: int, completion: Completion) -> dict[str, Any]:
+def _choice(
+    heading: Heading, index: int, completion: Completion, reasoning: list[int | None]
+) -> dict[str, Any]:
+    """One choice. Appends the number of its tokens that are reasoning, if it may have any."""
     choice: dict[str, Any] = {"index": index, "logprobs": None}
     choice["finish_reason"] = _finish_reason(completion)
     if completion.logprobs:
         choice["logprobs"] = (of_chat if heading.is_chat else of_completion)(completion.logprobs)
-    if heading.tools:
-        message = message_of(heading.id, index, heading.tools, completion.text)
+    if heading.has_parts:
+        stream = heading.message_stream(index)
+        message = stream.whole(completion.text, completion.text_ends)
+        reasoning.append(stream.num_reasoning_tokens)
         choice["message"] = message
         if "tool_calls" in message and completion.finish_reason is not FinishReason.LENGTH:
             choice["finish_reason"] = CALLED

@@ -10,6 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import InvalidRequest
+from quire.openai.tools.reasoning import (
+    NO_REASONING,
+    ReasoningSetting,
+    ReasoningUse,
+    reasoning_use_of,
+)
 from quire.wire.choices import MAX_CHOICES, check_number, choice_of, id_of
 from quire.wire.json_text import read_object
 from quire.wire.protocol import MAX_REQUEST_ID_LENGTH, GenerationRequest, Kind
@@ -60,6 +66,12 @@ class OpenAIRequest:
         """The names of the functions that the output may call. InvalidRequest."""
         use = tool_use_of(self.body) if self.kind == "chat.completions" else None
         return use.names if use is not None else ()
+
+    def reasoning(self, setting: ReasoningSetting = "auto") -> ReasoningUse:
+        """The reasoning that the output may have; `setting` says which formats count."""
+        if self.kind != "chat.completions":
+            return NO_REASONING
+        return reasoning_use_of(self.body, setting=setting)
 
     def begins_prompt(self, choice: int) -> bool:
         """Whether this choice is the first one of its prompt."""

@@ -14,6 +14,10 @@ MAX_MESSAGES = 4096
 #: The most calls of one message.
 MAX_CALLS = 256
 
+#: The fields in which servers send the reasoning of a message; the first one that is not empty
+#: counts.
+_REASONING = ("reasoning_content", "reasoning")
+
 
 def checked_messages(messages: object) -> list[dict[str, Any]]:
     """The messages as chat templates take them. InvalidRequest names the path.
@@ -36,14 +40,24 @@ def _message(message: object, field: str) -> dict[str, Any]:
     calls = message.get("tool_calls") if role == "assistant" else None
     if calls is not None:
         read["tool_calls"] = _calls(calls, f"{field}.tool_calls")
-    if role == "assistant" and not isinstance(message.get("reasoning_content"), str | None):
-        raise InvalidRequest(f"{field}.reasoning_content", "must be a string")
+    if role == "assistant":
+        _read_reasoning(read, field)
     # An assistant's message may have a content of null, or only calls. Templates expect a text.
     if role == "assistant" and message.get("content", None if calls else "") is None:
         read["content"] = ""
     if not _is_text(read.get("content")):
         raise InvalidRequest(f"{field}.content", "must be a string or an array of text parts")
     return read
+
+
+def _read_reasoning(read: dict[str, Any], field: str) -> None:
+    """Write the reasoning of a message to `reasoning_content`, whatever its field was."""
+    for name in _REASONING:
+        if not isinstance(read.get(name), str | None):
+            raise InvalidRequest(f"{field}.{name}", "must be a string")
+    found = next((read[name] for name in _REASONING if read.get(name)), None)
+    if found is not None:
+        read["reasoning_content"] = found
 
 
 def _calls(calls: object, field: str) -> list[dict[str, Any]]:

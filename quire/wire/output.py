@@ -113,8 +113,8 @@ class Completion(TerminalRecord):
     The author, usually a worker, writes what only the author knows. The reader fills in `attempts`,
     `resumes`, `timing`, `metadata` and `usage.completion_tokens` from the broker's stamps in the
     terminal entry: the broker saw all attempts, the last worker only its own. `Client.result` joins
-    `text`, `token_ids` and `logprobs` from the log; elsewhere they are empty. `logprobs` is also
-    empty if the request does not have the parameter.
+    `text`, `token_ids`, `text_ends` and `logprobs` from the log; elsewhere they are empty.
+    `logprobs` is also empty if the request does not have the parameter.
     """
 
     @property

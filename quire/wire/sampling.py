@@ -7,8 +7,7 @@ changes nothing is ignored, because many programs send all fields of that API.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
@@ -30,8 +29,9 @@ from quire.wire.constraints import (
 )
 from quire.wire.logprobs import MAX_TOP_LOGPROBS
 from quire.wire.pooling import PoolingParams, parse_pooling
-from quire.wire.refusals import nearest, path_of, reason_of
+from quire.wire.refusals import path_of, reason_of
 from quire.wire.tools import ToolUse, template_arguments_of, tool_use_of
+from quire.wire.unsupported import changes_nothing, why_refused
 
 #: The most stop strings, and the most characters of each: all are searched at every token.
 MAX_STOP_STRINGS = 16
@@ -233,29 +233,8 @@ _KNOWN_OF: Mapping[GeneratingKind, frozenset[str]] = {
     "chat.completions": frozenset(
         {"response_format", "top_logprobs", "prompt_cache_key", "safety_identifier"}
         | {"tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs"}
+        | {"include_reasoning"}
     ),
-}
-
-#: OpenAI's fields that are not supported, with the values that change nothing and so are accepted.
-_NOT_SUPPORTED: Mapping[GeneratingKind, Mapping[str, tuple[object, ...]]] = {
-    "tokens": {},
-    "completions": {"echo": (False,), "best_of": (1,), "suffix": ()},
-    "chat.completions": {
-        "store": (False,),
-        "metadata": ({},),
-        "service_tier": ("auto", "default"),
-        "modalities": (["text"],),
-        "functions": ([],),
-        "function_call": ("none",),
-        "audio": (),
-        "moderation": (),
-        "prediction": (),
-        "prompt_cache_options": (),
-        "prompt_cache_retention": (),
-        "reasoning_effort": (),
-        "verbosity": (),
-        "web_search_options": (),
-    },
 }
 
 
@@ -268,8 +247,9 @@ def parse_body(kind: Kind, body: Mapping[str, Any]) -> ParsedBody:
     subject = "messages" if kind == "chat.completions" else "prompt"
     known = _KNOWN | _KNOWN_OF[kind]
     for name, value in body.items():
-        if name not in known and name != subject and not _changes_nothing(kind, name, value):
-            raise InvalidRequest(f"body.{name}", _why_refused(kind, name))
+        if name not in known and name != subject and not changes_nothing(kind, name, value):
+            reason = why_refused(kind, name, known=SamplingParams.model_fields)
+            raise InvalidRequest(f"body.{name}", reason)
     if body.get("n") not in (None, 1) or isinstance(body.get("n"), bool):
         raise InvalidRequest("body.n", "must be 1; each choice is a request of its own")
     model = _model_of(body)
@@ -284,6 +264,17 @@ def parse_body(kind: Kind, body: Mapping[str, Any]) -> ParsedBody:
     parsed = partial(ParsedBody, model=model, adapter=named_adapter(body))
     if kind != "chat.completions":
         return parsed(_prompt(kind, body.get("prompt")), None, sampling, constraint=constraint)
+    return _parsed_chat(body, sampling, constraint, parsed)
+
+
+def _parsed_chat(
+    body: Mapping[str, Any],
+    sampling: SamplingParams,
+    constraint: Constraint | None,
+    parsed: Callable[..., ParsedBody],
+) -> ParsedBody:
+    if not isinstance(body.get("include_reasoning"), bool | None):
+        raise InvalidRequest("body.include_reasoning", "must be true or false")
     messages, tools = checked_messages(body.get("messages")), tool_use_of(body)
     if tools is not None:
         constraint = _constraint_with(tools, constraint, sampling)
@@ -317,22 +308,6 @@ def _constraint_with(
     if required is not None and sampling.ignore_eos:
         raise InvalidRequest("body.ignore_eos", "cannot be combined with a required call")
     return required
-
-
-def _changes_nothing(kind: GeneratingKind, name: str, value: object) -> bool:
-    """Whether an unsupported field has a value without effect. A null means "the default"."""
-    harmless = _NOT_SUPPORTED[kind].get(name, ())
-    # Types are compared because in Python 1 == True.
-    return value is None or any(type(value) is type(one) and value == one for one in harmless)
-
-
-def _why_refused(kind: GeneratingKind, name: str) -> str:
-    """The message for a field that is unknown or not supported."""
-    harmless = _NOT_SUPPORTED[kind].get(name)
-    if harmless is None:
-        return f"unknown field{nearest(name, SamplingParams.model_fields)}"
-    instead = "".join(f", or set it to {json.dumps(value)}" for value in harmless)
-    return f"is not supported: leave it out{instead}"
 
 
 _Model = TypeVar("_Model", bound=BaseModel)

@@ -14,7 +14,6 @@ from quire.client.following import MAX_READINGS, joined, raise_unless_completed
 from quire.client.turns import Turn
 from quire.errors import OutputRewound, ResultExpired, UnknownRequest
 from quire.openai.answers import naming_prompt
-from quire.openai.tools.answers import CallStream
 from quire.wire.output import Completion, State, TokenChunk
 from service.gateway.cursors import Cursor
 from service.gateway.http.lifecycle import draining
@@ -32,8 +31,8 @@ class Answer:
     """The answer to one call, read from the cursors of its caller on.
 
     `cursors` has one for each choice; without them reading starts at the beginning. The code that
-    iterates over `updates` advances them, and feeds `calls`, which has one for each choice if the
-    answer may call functions. If Redis has lost a part of what the caller was sent, the
+    iterates over `updates` advances them, and feeds `messages`, which has one for each choice if
+    the answer has parts. If Redis has lost a part of what the caller was sent, the
     cursor is set back to the last token that is certain. When `closing` is set, the answer is
     broken off.
     """
@@ -48,9 +47,10 @@ class Answer:
     ) -> None:
         self.record = record
         self.cursors = list(cursors or [Cursor()] * record.num_choices)
-        self.calls = [
-            CallStream(record.request_id, choice, record.tools)
-            for choice in range(record.num_choices if record.tools else 0)
+        heading = record.heading
+        self.messages = [
+            heading.message_stream(choice)
+            for choice in range(record.num_choices if heading.has_parts else 0)
         ]
         self._client = client
         self._closing = closing
@@ -109,7 +109,7 @@ class Answer:
                 # The stream itself says why it waits. The log would get a line for each caller.
                 explains=False,
             ):
-                if self.calls and cursor.num_tokens and not is_fed:
+                if self.messages and cursor.num_tokens and not is_fed:
                     # Only now is it certain that the log has what the caller has.
                     await self._feed_earlier(choice, cursor.num_tokens)
                 is_fed = True
@@ -127,7 +127,7 @@ class Answer:
             raise ResultExpired(unknown.request_id) from unknown
 
     async def _feed_earlier(self, choice: int, num_tokens: int) -> None:
-        """Feed the text of the tokens that the caller has: a call may have begun in it."""
+        """Feed the text of the tokens that the caller has: reasoning or a call may be in it."""
         handle = self._client.attach(self.record.member_ids[choice])
         async for updates in handle.follow_reads(explains=False):
             for one in updates:
@@ -135,7 +135,8 @@ class Answer:
                     return
                 later = one.after(num_tokens)
                 end = len(one.text) - (len(later.text) if later is not None else 0)
-                self.calls[choice].delta(one.text[:end])
+                ends = one.text_ends[: num_tokens - one.start]
+                self.messages[choice].delta(one.text[:end], ends)
 
     def _naming_prompt(self, choice: int, end: Completion) -> Completion:
         record = self.record

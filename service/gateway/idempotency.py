@@ -17,6 +17,13 @@ from typing import Any
 from quire.errors import InvalidRequest
 from quire.openai.answers import Heading
 from quire.openai.requests import OpenAIRequest
+from quire.openai.tools.reasoning import (
+    NO_REASONING,
+    ReasoningSetting,
+    ReasoningUse,
+    reasoning_fields,
+    reasoning_use_from,
+)
 from quire.wire.choices import CHOICE_SEPARATOR, MAX_CHOICES
 from quire.wire.protocol import GenerationRequest, Kind
 
@@ -44,7 +51,7 @@ class CallRecord:
     `digest` tells whether two calls with the same idempotency key are equal; see `call_of`.
     `num_choices` counts the choices of all prompts together; every prompt has equally many.
     `created` is in seconds since 1970. `tools` are the names of the functions that the answer may
-    call.
+    call, and `reasoning` the reasoning that it may have.
     """
 
     request_id: str
@@ -55,11 +62,14 @@ class CallRecord:
     created: int = 0
     digest: str = ""
     tools: tuple[str, ...] = ()
+    reasoning: ReasoningUse = NO_REASONING
 
     @property
     def heading(self) -> Heading:
         """The fields that are the same in all parts of the answer."""
-        return Heading(self.request_id, self.kind, self.created, self.model, self.tools)
+        return Heading(
+            self.request_id, self.kind, self.created, self.model, self.tools, self.reasoning
+        )
 
     @property
     def member_ids(self) -> list[str]:
@@ -79,7 +89,7 @@ class CallRecord:
         }
         if self.tools:
             fields["tools"] = list(self.tools)
-        return {METADATA_KEY: fields}
+        return {METADATA_KEY: fields | reasoning_fields(self.reasoning)}
 
     @classmethod
     def from_metadata(
@@ -103,7 +113,17 @@ class CallRecord:
                 num_prompts = prompts if type(prompts) is int and 0 < prompts <= num_choices else 1
                 tools = metadata[METADATA_KEY].get("tools")
                 names = tuple(map(str, tools)) if isinstance(tools, list) else ()
-                return cls(request_id, kind, num_choices, num_prompts, model, stamp, digest, names)
+                return cls(
+                    request_id,
+                    kind,
+                    num_choices,
+                    num_prompts,
+                    model,
+                    stamp,
+                    digest,
+                    tools=names,
+                    reasoning=reasoning_use_from(metadata[METADATA_KEY]),
+                )
         return cls(request_id, "completions", created=created)
 
 
@@ -166,13 +186,15 @@ def call_of(
     key: str | None,
     model: str,
     is_streamed: bool = True,
+    reasoning: ReasoningSetting = "auto",
 ) -> Call:
     """The call that a body describes.
 
     With an idempotency key its id is a function of tenant and key, so that every gateway finds the
     same request; without one the id is random. A body without a seed gets a seed derived from the
     digest. With a key the digest is a hash of tenant, key, kind and body, and without one it is
-    random. `model` is the name that answers will show.
+    random. `model` is the name that answers will show. `reasoning` says which formats of
+    reasoning count.
     """
     if key is None:
         digest = secrets.token_hex(32)
@@ -191,6 +213,7 @@ def call_of(
         created=int(time.time()),
         digest=digest[:32],
         tools=request.tool_names,
+        reasoning=request.reasoning(reasoning),
     )
     return Call(record, request, is_streamed)
 

@@ -129,6 +129,7 @@ class Gateway:
             key=options.key,
             model=await self._models.name_for(body.get("model"), body.get("adapter")),
             is_streamed=response_options.is_stream,
+            reasoning=self._settings.reasoning,
         )
         record = await self._queue.submit(call, caller, options)
         # A caller with an idempotency key finds its request by repeating the call. A caller

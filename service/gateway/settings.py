@@ -12,6 +12,7 @@ from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from quire.cli.sources import ENV_PREFIX
+from quire.openai.tools.reasoning import ReasoningSetting
 from service.batches.settings import FileSettings
 from service.gateway.http.cors import ORIGIN_PATTERN
 from service.settings.reading import (
@@ -130,6 +131,13 @@ class GatewaySettings(FileSettings):
         "Most batches of one tenant, ended ones included; more are refused.",
         default=10_000,
         ge=1,
+    )
+
+    reasoning: ReasoningSetting = setting(
+        "Answers",
+        "Which reasoning of a chat is sent as `reasoning_content`: that of all formats (`auto`), "
+        "of none, or of one.",
+        default="auto",
     )
 
     http_host: str = setting("Observability", "Address to listen on.", default="127.0.0.1")

@@ -27,10 +27,10 @@ from starlette.types import Receive, Scope, Send
 from quire.errors import QuireError
 from quire.openai.answers import (
     ending,
-    ending_with_calls,
+    ending_in_parts,
     opening,
     piece,
-    piece_with_calls,
+    piece_in_parts,
     usage_piece,
 )
 from quire.wire.output import Completion, TokenChunk
@@ -220,22 +220,27 @@ class EventStream(Response):
                 yield self._event(body)
 
     def _piece(self, choice: int, chunk: TokenChunk) -> dict[str, Any] | None:
-        heading, calls = self._answer.record.heading, self._answer.calls
-        if calls:
-            return piece_with_calls(heading, choice, chunk, calls[choice])
+        heading, messages = self._answer.record.heading, self._answer.messages
+        if messages:
+            return piece_in_parts(heading, choice, chunk, messages[choice])
         return piece(heading, choice, chunk)
 
     def _ending(self, choice: int, completion: Completion) -> dict[str, Any]:
-        heading, calls = self._answer.record.heading, self._answer.calls
-        if calls:
-            return ending_with_calls(heading, choice, completion, calls[choice])
+        heading, messages = self._answer.record.heading, self._answer.messages
+        if messages:
+            return ending_in_parts(heading, choice, completion, messages[choice])
         return ending(heading, choice, completion)
 
     def _last_events(self, ends: Mapping[int, Completion]) -> Iterator[bytes]:
         record = self._answer.record
         if self._include_usage:
             completions = [ends[choice] for choice in sorted(ends)]
-            usage = usage_piece(record.heading, completions, num_prompts=record.num_prompts)
+            usage = usage_piece(
+                record.heading,
+                completions,
+                num_prompts=record.num_prompts,
+                reasoning=[one.num_reasoning_tokens for one in self._answer.messages],
+            )
             yield self._event(usage, has_usage=True)
         yield _DONE
 

@@ -5,6 +5,7 @@ Only this module builds engine Requests, so only this module needs the types of 
 
 import hashlib
 
+from engine.output.detokenizer import Detokenizer
 from engine.request import Pooling, Request
 from engine.sampling_params import SamplingParams as EngineSampling
 from quire.errors import InvalidRequest
@@ -45,7 +46,7 @@ def engine_request(
     if adapter is not None and adapter.name not in served.adapters:
         raise adapter.refusal(served.adapters)
     sampling = engine_sampling(body.sampling, request_id=request.id)
-    prompt_ids, pooling = _prompt_of(request, body, delivery, served)
+    prompt_ids, pooling, opening = _prompt_of(request, body, delivery, served)
     origin = delivery.origin
     converted = Request(
         request_id=delivery.key,
@@ -59,7 +60,9 @@ def engine_request(
         due=origin.due,
         cache_salt=request.tenant,
         adapter=adapter.name if adapter is not None else None,
-        text=served.tokenizer.text_stream(sampling, prompt=prompt_ids) if pooling is None else None,
+        text=_text_stream(request, body, served, sampling, prompt_ids, opening=opening)
+        if pooling is None
+        else None,
         pooling=pooling,
     )
     return converted, body.constraint
@@ -67,19 +70,23 @@ def engine_request(
 
 def _prompt_of(
     request: GenerationRequest, body: ParsedBody, delivery: Delivery, served: ServedModel
-) -> tuple[list[int], Pooling | None]:
-    """The token ids of the prompt, and the vector that is wanted, if one is."""
+) -> tuple[list[int], Pooling | None, str]:
+    """The token ids of the prompt, the vector that is wanted, if one is, and what it has opened.
+
+    The last one is a mark of reasoning, or empty.
+    """
     if body.pooling is not None:
         assert served.vectors is not None and body.prompt is not None
-        return served.vectors.encode(
+        prompt_ids, pooling = served.vectors.encode(
             body.prompt,
             body.pooling,
             tokenizer=served.tokenizer,
             max_tokens=served.engine.config.max_model_len,
         )
+        return prompt_ids, pooling, ""
     if body.messages is None:
-        return _prompt_ids(body.prompt, served.tokenizer), None
-    prompt_ids, holds_control_text = served.tokenizer.encode_chat(
+        return _prompt_ids(body.prompt, served.tokenizer), None, ""
+    prompt_ids, holds_control_text, opening = served.tokenizer.encode_chat(
         body.messages,
         created_ms=request.created_ms,
         tools=body.tools.tools if body.tools is not None else (),
@@ -87,7 +94,25 @@ def _prompt_of(
     )
     if holds_control_text:
         delivery.origin = with_control_text(delivery.origin)
-    return prompt_ids, None
+    return prompt_ids, None, opening
+
+
+def _text_stream(
+    request: GenerationRequest,
+    body: ParsedBody,
+    served: ServedModel,
+    sampling: EngineSampling,
+    prompt_ids: list[int],
+    *,
+    opening: str,
+) -> Detokenizer:
+    return served.tokenizer.text_stream(
+        sampling,
+        prompt=prompt_ids,
+        # A constraint holds from the first token on, so such an output has no reasoning.
+        opening=opening if body.constraint is None else "",
+        keeps_marks=body.messages is not None and request.body.get("skip_special_tokens") is None,
+    )
 
 
 def must_be_served(kind: Kind, served: ServedModel) -> None:

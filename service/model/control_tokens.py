@@ -30,10 +30,15 @@ _HIGH, _LOW, _PER_HIGH = 0xD800, 0xDC00, 0x400
 
 
 class ChatPrompt(NamedTuple):
-    """The token ids of a chat, and whether a message contains the text of a control token."""
+    """The token ids of a chat, and whether a message contains the text of a control token.
+
+    `opening`: the mark of reasoning that the prompt ends with, so that the output begins within the
+    reasoning; empty if it does not.
+    """
 
     token_ids: list[int]
     holds_control_text: bool
+    opening: str = ""
 
 
 class ControlTokens:

@@ -22,6 +22,7 @@ from engine.logprobs import Logprobs
 from engine.output.detokenizer import Detokenizer, StreamDecoder
 from engine.sampling_params import SamplingParams
 from quire.errors import InvalidRequest
+from quire.openai.tools.formats import REASONING_FORMATS
 from quire.wire.logprobs import TokenLogprob, TopLogprob
 from service.model.chat_template import JOIN, joined, own_text, rewritten
 from service.model.control_tokens import ChatPrompt, ControlTokens
@@ -33,6 +34,9 @@ from service.model.gguf_tokenizer import load_gguf_tokenizer
 BEFORE = "a"
 #: The longest reason for refusing a tokenizer, in characters: some libraries write pages.
 MAX_REASON_LENGTH = 300
+
+#: How much of the end of a prompt is searched for the opening mark of reasoning, in characters.
+MAX_OPENING_LENGTH = 256
 
 #: A comment before a template's source. The library caches templates by source, so a unique comment
 #: gives each ModelTokenizer its own compiled template. The plus sign keeps a line end after it.
@@ -86,6 +90,7 @@ class ModelTokenizer:
         self._no_chat = no_chat
         self._before = tokenizer.encode(BEFORE, add_special_tokens=False).ids
         self._texts: dict[int, str] = {}
+        self._left_out = _special_but_marks(tokenizer)
 
     @classmethod
     def load(cls, source: str) -> "ModelTokenizer":
@@ -145,6 +150,8 @@ class ModelTokenizer:
         `tools` are functions in OpenAI's form. `arguments` are variables of the template; those
         that it does not read are ignored.
 
+        The `opening` of the result is a mark of reasoning with which the prompt ends, if it does.
+
         Only the template's own text can become a control token; all strings of the messages are
         data. If no message contains the text of a control token, the ids are those of the
         transformers library. The time is linear in the length of the messages.
@@ -168,7 +175,8 @@ class ModelTokenizer:
             if tools:
                 given[TOOLS] = list(tools)
             text = self._render_chat(plain, **given)
-            return self._control.encode(text)
+            end = self._control.unmarked(text[-MAX_OPENING_LENGTH:])
+            return self._control.encode(text)._replace(opening=_opening_at(end))
         except Exception as error:
             # A template is a program of the model's author and may raise anything.
             reason = self._control.unmarked(str(error))
@@ -177,16 +185,32 @@ class ModelTokenizer:
         finally:
             _CREATED_MS.reset(created)
 
-    def text_stream(self, sampling: SamplingParams, *, prompt: Sequence[int]) -> Detokenizer:
-        """A new text stream for one generation after `prompt`."""
+    def text_stream(
+        self,
+        sampling: SamplingParams,
+        *,
+        prompt: Sequence[int],
+        opening: str = "",
+        keeps_marks: bool = False,
+    ) -> Detokenizer:
+        """A new text stream for one generation after `prompt`.
+
+        The text begins with the `opening`. If it `keeps_marks`, marks of reasoning have text even
+        if they are special tokens that are left out.
+        """
+        left_out = self._left_out if keeps_marks and sampling.skip_special_tokens else None
         decoder = StreamDecoder(
-            self._tokenizer, skip_special_tokens=sampling.skip_special_tokens, prompt=prompt
+            self._tokenizer,
+            skip_special_tokens=sampling.skip_special_tokens,
+            prompt=prompt,
+            left_out=left_out,
         )
         return Detokenizer(
             decoder,
             stop=sampling.stop,
             include_stop_str_in_output=sampling.include_stop_str_in_output,
             min_tokens=sampling.min_tokens,
+            opening=opening,
         )
 
     def with_texts(self, token_id: int, logprobs: Logprobs) -> TokenLogprob:
@@ -279,6 +303,22 @@ def _must_agree(
                 raise ValueError("it writes control tokens in pieces that are not recognized")
     finally:
         _CREATED_MS.reset(created)
+
+
+def _opening_at(end: str) -> str:
+    """The opening mark of reasoning at the end of a prompt; empty if there is none."""
+    end = end.rstrip()
+    return next((one.begin for one in REASONING_FORMATS if end.endswith(one.begin)), "")
+
+
+def _special_but_marks(tokenizer: Tokenizer) -> frozenset[int] | None:
+    """The special tokens without the marks of reasoning; None if no mark is a special token."""
+    added = tokenizer.get_added_tokens_decoder()
+    special = {token.content: token_id for token_id, token in added.items() if token.special}
+    marks = {mark for one in REASONING_FORMATS if one.begin in special for mark in one.marks}
+    if not marks:
+        return None
+    return frozenset(token_id for text, token_id in special.items() if text not in marks)
 
 
 def _strftime_of_chat(form: str) -> str:

@@ -1,4 +1,4 @@
-"""The formats in which families of models write tool calls, as data.
+"""The formats in which families of models write tool calls and reasoning, as data.
 
 A call is an opening mark, and then a JSON object with the name and the arguments, a list of such
 objects, or the name, a separator and the arguments. The marks of the families differ, so one parser
@@ -58,5 +58,54 @@ FORMATS = (
         ends=(_DEEPSEEK_END,),
         around=_DEEPSEEK_AROUND,
         separator=_deepseek("sep"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """How some families of models mark the reasoning at the start of an output.
+
+    `around` are marks around the rest of the output, which are no content. `asked_by`: the marks
+    are ordinary words, so they count only if the caller sets this variable of the chat template.
+    """
+
+    name: str
+    families: str
+    begin: str
+    end: str
+    around: tuple[str, ...] = ()
+    asked_by: str = ""
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All marks. Some models have them as special tokens."""
+        return (self.begin, self.end, *self.around)
+
+
+#: All formats of reasoning. No opening mark is the beginning of another one.
+REASONING_FORMATS = (
+    ReasoningFormat(
+        "think",
+        "DeepSeek R1 and V3.1, Qwen 3, GLM 4.5, SmolLM 3, Granite 3.3 and others",
+        "<think>",
+        "</think>",
+        around=("<response>", "</response>"),
+    ),
+    ReasoningFormat("mistral", "Magistral", "[THINK]", "[/THINK]"),
+    ReasoningFormat("seed", "Seed-OSS", "<seed:think>", "</seed:think>"),
+    ReasoningFormat(
+        "command",
+        "Command A Reasoning",
+        "<|START_THINKING|>",
+        "<|END_THINKING|>",
+        around=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    ),
+    ReasoningFormat(
+        "granite",
+        "Granite 3.2",
+        "Here is my thought process:",
+        "Here is my response:",
+        asked_by="thinking",
     ),
 )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-from quire.openai.tools.formats import FORMATS
+from quire.openai.tools.formats import FORMATS, ReasoningFormat
 from quire.openai.tools.text_buffer import (
     MAX_NAME_LENGTH,
     Malformed,
@@ -39,18 +39,6 @@ class Piece:
     index: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningMarks:
-    """The marks around the reasoning at the start of an output.
-
-    `is_open`: the prompt ends with the opening mark, so the output begins inside.
-    """
-
-    begin: str = "<think>"
-    end: str = "</think>"
-    is_open: bool = False
-
-
 class ToolCallParser:
     """The pieces of one output.
 
@@ -62,11 +50,12 @@ class ToolCallParser:
     - Space before a call and after it, and space around the reasoning, is dropped.
     - The cost grows with the length of the text.
 
-    `names` are those of the functions. Without `reasoning`, marks of reasoning are content.
+    `names` are those of the functions. `reasoning` are the formats that the output may begin with;
+    marks of others are content.
     """
 
     def __init__(
-        self, names: Collection[str] = (), *, reasoning: ReasoningMarks | None = None
+        self, names: Collection[str] = (), *, reasoning: Sequence[ReasoningFormat] = ()
     ) -> None:
         self._names = names
         self._reasoning = reasoning
@@ -76,6 +65,11 @@ class ToolCallParser:
         self._held_kind: PieceKind | None = "content"
         self._num_calls = 0
         self._is_after_call = False
+        #: Whether all text that follows is content.
+        self._is_plain = False
+        #: Marks that are dropped from the content.
+        self._dropped: tuple[str, ...] = ()
+        self._bounds: list[int] = []
         self._reading = self._output()
         next(self._reading)
 
@@ -84,8 +78,20 @@ class ToolCallParser:
         """How many calls have begun."""
         return self._num_calls
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether all text that follows is content."""
+        return self._is_plain
+
+    @property
+    def reasoning_bounds(self) -> Sequence[int]:
+        """Where reasoning began and ended, by turns, in characters of the output with its marks."""
+        return self._bounds
+
     def feed(self, text: str) -> list[Piece]:
         """The pieces that are certain with this text. Adjacent ones of one kind are joined."""
+        if self._is_plain:
+            return [Piece("content", text)] if text else []
         for begin in range(0, len(text), MAX_CHUNK):
             self._text.append(text[begin : begin + MAX_CHUNK])
             next(self._reading)
@@ -115,9 +121,11 @@ class ToolCallParser:
         """Reads the whole output. Waits at each `yield` for more text, without an end."""
         if self._reasoning:
             yield from self._attempt(self._read_reasoning(self._reasoning))
-        if not self._names:
-            yield from self._read_until((), kind="content")
-        yield from self._attempt(self._bare_calls())
+        if self._names:
+            yield from self._attempt(self._bare_calls())
+        elif not self._dropped:
+            self._is_plain = True
+            yield from self._pass_all()
         while True:
             begin = yield from self._read_content()
             yield from self._attempt(self._calls(begin))
@@ -130,18 +138,31 @@ class ToolCallParser:
             self._emit("content", self._text.take())
         self._held_kind = "content"
 
-    def _read_reasoning(self, marks: ReasoningMarks) -> Reading[None]:
+    def _read_reasoning(self, formats: Sequence[ReasoningFormat]) -> Reading[None]:
         """Reads the reasoning, if the output begins with it."""
-        if not marks.is_open:
-            yield from self._text.skip_space()
-            if not (yield from self._text.skip(marks.begin)):
-                self._text.unread()
-                return
+        yield from self._text.skip_space()
+        for one in formats:
+            if (yield from self._text.skip(one.begin)):
+                break
+        else:
+            self._text.unread()
+            return
+        self._bounds.append(0)
         yield from self._text.drop_space()
         self._held_kind = "reasoning"
-        yield from self._read_until([marks.end], kind="reasoning")
+        yield from self._read_until([one.end], kind="reasoning")
+        self._bounds.append(self._text.num_read)
         self._held_kind = None
         yield from self._text.drop_space()
+        self._held_kind = "content"
+        if one.around and (yield from self._text.skip(one.around[0])):
+            self._dropped = one.around[1:]
+            yield from self._text.drop_space()
+
+    def _pass_all(self) -> Reading[None]:
+        while True:
+            self._emit("content", self._text.take_all())
+            yield
 
     def _read_content(self) -> Reading[str]:
         """Reads up to an opening mark, and over it. Returns the mark."""
@@ -150,7 +171,8 @@ class ToolCallParser:
                 yield from self._text.drop_space()
                 self._is_after_call = yield from self._skip_one_of(_ENDS)
                 continue
-            mark = yield from self._read_until((*_BEGINS, *_AROUND), kind="content")
+            marks = (*_BEGINS, *_AROUND) if self._names else ()
+            mark = yield from self._read_until((*marks, *self._dropped), kind="content")
             if mark in _BEGINS:
                 return mark
 

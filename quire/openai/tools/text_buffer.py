@@ -46,6 +46,12 @@ class TextBuffer:
     def __init__(self) -> None:
         self._text = ""
         self._at = 0
+        self._num_taken = 0
+
+    @property
+    def num_read(self) -> int:
+        """How many characters have been read, taken ones included."""
+        return self._num_taken + self._at
 
     def append(self, text: str) -> None:
         """Add the next chunk."""
@@ -54,6 +60,7 @@ class TextBuffer:
     def take(self) -> str:
         """What has been read and not been taken."""
         taken, self._text = self._text[: self._at], self._text[self._at :]
+        self._num_taken += self._at
         self._at = 0
         return taken
 

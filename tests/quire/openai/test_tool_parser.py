@@ -2,13 +2,22 @@
 
 import json
 import random
+from itertools import accumulate
 from pathlib import Path
 from time import process_time
+from typing import get_args
 
 import pytest
 
-from quire.openai.tools.formats import FORMATS
-from quire.openai.tools.parser import Piece, ReasoningMarks, ToolCallParser
+from quire.openai.tools.answers import MessageStream
+from quire.openai.tools.formats import FORMATS, REASONING_FORMATS
+from quire.openai.tools.parser import Piece, ToolCallParser
+from quire.openai.tools.reasoning import (
+    DEFAULT_REASONING,
+    ReasoningSetting,
+    ReasoningUse,
+    reasoning_use_of,
+)
 
 NAMES = ("f", "g")
 DEEPSEEK = "<\uff5ctool\u2581{}\uff5c>"
@@ -22,6 +31,10 @@ def deepseek(text: str) -> str:
 
 def content(text: str) -> Piece:
     return Piece("content", text)
+
+
+def thought(text: str) -> Piece:
+    return Piece("reasoning", text)
 
 
 def call(index: int, name: str, arguments: str) -> list[Piece]:
@@ -109,23 +122,101 @@ def test_what_is_known_after_a_text_is_a_function_of_it(text: str, pieces: list[
         assert joined(known) == joined(ToolCallParser(NAMES).feed(text[: index + 1]))
 
 
-def test_reasoning_is_no_content_and_has_no_calls() -> None:
-    text = '<think>\nMaybe <tool_call>\n</think>\n\n<tool_call>{"name": "f"}</tool_call>'
-    parser = ToolCallParser(NAMES, reasoning=ReasoningMarks())
-    assert parsed(parser, text, [9, 20]) == [
-        Piece("reasoning", "Maybe <tool_call>"),
-        *call(0, "f", "{}"),
-    ]
+# Format, output, pieces.
+REASONING = [
+    ("think", '<think>\nMaybe <tool_call>\n</think>\n\n<tool_call>{"name": "f"}</tool_call>',
+     [thought("Maybe <tool_call>"), *call(0, "f", "{}")]),
+    ("think", " <think>a</think> b <think>c</think>",
+     [thought("a"), content("b <think>c</think>")]),
+    ("think", "<think>\n\n</think>\n\nYes.", [content("Yes.")]),
+    ("think", "<think>a </thin", [thought("a </thin")]),
+    ("think", "<think>a</think><respon", [thought("a"), content("<respon")]),
+    ("think", "<think>a</think>\n<response> b </response>", [thought("a"), content("b")]),
+    ("think", "<think>a</think>\nb </response>", [thought("a"), content("b </response>")]),
+    ("think", "  Yes <think>", [content("  Yes <think>")]),
+    ("think", "<thin", [content("<thin")]),
+    ("think", "[THINK]a[/THINK]b", [content("[THINK]a[/THINK]b")]),
+    ("mistral", "[THINK]a[/THINK]b[TOOL_CALLS]f[ARGS]{}",
+     [thought("a"), content("b"), *call(0, "f", "{}")]),
+    ("seed", "<seed:think>a</seed:think>b", [thought("a"), content("b")]),
+    ("command", "<|START_THINKING|>a<|END_THINKING|><|START_RESPONSE|>b<|END_RESPONSE|>",
+     [thought("a"), content("b")]),
+    ("granite", "Here is my thought process: a\n\nHere is my response: b",
+     [thought("a"), content("b")]),
+]  # fmt: skip
 
 
-def test_reasoning_that_the_prompt_opened_ends_at_its_mark() -> None:
-    parser = ToolCallParser(reasoning=ReasoningMarks(is_open=True))
-    assert parsed(parser, "so\n</think> Yes", [4]) == [Piece("reasoning", "so"), content("Yes")]
+@pytest.mark.parametrize(("name", "text", "pieces"), REASONING)
+def test_reasoning_is_no_content_and_has_no_calls(
+    name: str, text: str, pieces: list[Piece]
+) -> None:
+    def parser() -> ToolCallParser:
+        return ToolCallParser(NAMES, reasoning=ReasoningUse((name,)).formats)
+
+    assert parsed(parser(), text, []) == pieces
+    assert parsed(parser(), text, list(range(1, len(text)))) == pieces
+    one_by_one, known = parser(), list[Piece]()
+    for index, char in enumerate(text):
+        known += one_by_one.feed(char)
+        assert joined(known) == joined(parser().feed(text[: index + 1]))
 
 
-def test_an_output_without_reasoning_keeps_its_space() -> None:
-    parser = ToolCallParser(reasoning=ReasoningMarks())
-    assert parsed(parser, "  Yes", [1]) == [content("  Yes")]
+def test_the_marks_of_every_format_tell_it_apart() -> None:
+    """Formats with marks of ordinary words count only if they are asked for."""
+    for name, text, pieces in REASONING:
+        is_known = name != "granite"
+        parser = ToolCallParser(NAMES, reasoning=DEFAULT_REASONING.formats)
+        if pieces[0].kind == "reasoning":
+            found = parsed(parser, text, [])
+            assert (found == pieces) is is_known, text
+    assert {name for name, *_ in REASONING} == {one.name for one in REASONING_FORMATS}
+    assert set(get_args(ReasoningSetting)) == {"auto", "none"} | {
+        one.name for one in REASONING_FORMATS
+    }
+
+
+def test_words_count_as_marks_only_if_the_caller_asks_the_template_for_them() -> None:
+    assert "granite" not in reasoning_use_of({}).names
+    assert "granite" in reasoning_use_of({"chat_template_kwargs": {"thinking": True}}).names
+    assert reasoning_use_of({}, setting="granite").names == ("granite",)
+    assert reasoning_use_of({}, setting="none").names == ()
+
+
+def test_no_opening_mark_is_the_beginning_of_another_one() -> None:
+    begins = [one.begin for one in REASONING_FORMATS]
+    assert not [(a, b) for a in begins for b in begins if a != b and b.startswith(a)]
+
+
+def test_without_marks_the_text_passes_as_it_comes() -> None:
+    parser = ToolCallParser(reasoning=DEFAULT_REASONING.formats)
+    assert parser.feed("one ") == [content("one ")]
+    assert parser.is_plain
+    assert parser.feed(" <think>") == [content(" <think>")]
+
+
+def test_the_tokens_of_reasoning_are_counted_however_the_text_comes() -> None:
+    tokens = ["<think>", "\n", "ab", "c</", "think>\n", "", "d", "e"]
+    text, ends = "".join(tokens), list(accumulate(map(len, tokens)))
+    for size in range(1, len(tokens) + 1):
+        stream = MessageStream("a", 0)
+        for first in range(0, len(tokens), size):
+            part = tokens[first : first + size]
+            stream.delta("".join(part), list(accumulate(map(len, part))))
+        stream.last_delta("")
+        assert stream.num_reasoning_tokens == 5, size
+    whole = MessageStream("a", 0)
+    assert whole.whole(text, ends)["reasoning_content"] == "abc"
+    assert whole.num_reasoning_tokens == 5
+    cut = MessageStream("a", 0)
+    cut.whole("".join(tokens[:3]), ends[:3])
+    assert cut.num_reasoning_tokens == 3
+
+
+def test_without_the_ends_of_the_texts_nothing_is_counted() -> None:
+    stream = MessageStream("a", 0)
+    stream.delta("<think>a</think>b")
+    stream.last_delta("")
+    assert stream.num_reasoning_tokens is None
 
 
 def test_random_calls_come_back_whatever_their_arguments_are() -> None:
@@ -166,12 +257,16 @@ def _string(draw: random.Random) -> str:
         '<tool_call>{"name": "f", "arguments": "' + "x" * 20_000,
         '<tool_call>{"name": "f", "arguments": 1' + " " * 20_000,
         '<tool_call>{"' + "a" * 20_000,
+        "<think>" + "</think" * 3_000,
+        "<think>" * 3_000,
+        "<think>" + " " * 20_000,
     ],
     ids=lambda text: text[:40].strip() or "newlines",
 )
 def test_no_output_takes_long(text: str) -> None:
     """The clock is generous: 20 000 chunks of one character take a second."""
-    parser, begin = ToolCallParser(NAMES), process_time()
+    formats = DEFAULT_REASONING.formats
+    parser, begin = ToolCallParser(NAMES, reasoning=formats), process_time()
     for char in text:
         parser.feed(char)
     parser.finish()
@@ -180,13 +275,24 @@ def test_no_output_takes_long(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["<tool_call>", "[TOOL_CALLS]", '<tool_call>{"name": "f"}', "\n", "<", '{"', "</tool_call>"],
+    [
+        "<tool_call>",
+        "[TOOL_CALLS]",
+        '<tool_call>{"name": "f"}',
+        "\n",
+        "<",
+        '{"',
+        "</tool_call>",
+        "<think>",
+        "</think>",
+    ],
 )
 def test_the_time_of_a_whole_text_grows_with_its_length(text: str) -> None:
     """Each mark must not be searched for in all of a long text, time and again."""
 
     def seconds(length: int) -> float:
-        parser, begin = ToolCallParser(NAMES), process_time()
+        parser = ToolCallParser(NAMES, reasoning=DEFAULT_REASONING.formats)
+        begin = process_time()
         parser.feed(text * (length // len(text)))
         parser.finish()
         return process_time() - begin
@@ -199,3 +305,13 @@ def test_the_page_names_every_opening_mark() -> None:
     for one in FORMATS:
         name = "DeepSeek" if "\uff5c" in one.begin else f"`{one.begin}`"
         assert name in page, one.family
+
+
+def test_the_page_about_reasoning_names_the_marks_of_every_format() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "how-to" / "reasoning.md").read_text()
+    rows = {row.split("`")[1]: row for row in page.splitlines() if row.startswith("| `")}
+    assert list(rows) == [one.name for one in REASONING_FORMATS]
+    for one in REASONING_FORMATS:
+        for mark in one.marks:
+            # A bar would end the cell of a table.
+            assert f"`{mark.replace('|', chr(92) + '|')}`" in page, mark
