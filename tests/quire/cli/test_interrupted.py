@@ -52,7 +52,8 @@ def test_an_interrupted_bench_takes_its_load_back(start, real_broker):
     process = start("bench", "--queue", real_broker.keys.queue, "--num-prompts", "300")
     eventually(lambda: real_broker.queue_depth()[1] == 300, "all are queued")
     _, err = interrupted(process)
-    assert err == "error: 300 requests that had not ended were cancelled\n"
+    # On a slow machine, lines before it say that no worker is alive.
+    assert err.splitlines()[-1] == "error: 300 requests that had not ended were cancelled"
     assert real_broker.backlog().tokens == 0
 
 
