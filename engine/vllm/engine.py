@@ -237,11 +237,8 @@ class VllmEngine:
         if request.times.first_token is None:
             request.num_cached_tokens = min(new.num_cached_tokens, request.num_prompt_tokens)
             self._stats.cached_prompt_tokens += request.num_cached_tokens
-        failure = row.failure
-        if new.logprobs is not None and not math.isfinite(new.logprobs.logprob):
-            failure = failure or "no finite logit to choose from"
-        if failure is not None:
-            self._fail(request, failure, now=now)
+        if row.failure is not None:
+            self._fail(request, row.failure, now=now)
             return
         start = request.num_output_tokens
         if request.num_pending_tokens > 1:

@@ -16,7 +16,6 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from engine.errors import DeviceFailed
-from engine.logprobs import Logprobs
 from engine.request import Request
 from engine.sampling_params import SamplingParams as QuireParams
 from engine.vllm.adapters import NO_ADAPTER
@@ -59,8 +58,8 @@ class VllmBackend:
             llm.add_lora(adapter)
         #: vLLM adds a suffix to each id.
         self._ids: dict[str, str] = {}
-        #: Of each request, how many of the best tokens it wants with each token.
-        self._num_top: dict[str, int] = {}
+        #: Of the requests that want log-probabilities: the sampler leaves them there.
+        self._telling: dict[str, Row] = {}
         scheduler = llm.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
         assert isinstance(scheduler, CountingScheduler)
         self._scheduler = scheduler
@@ -86,12 +85,12 @@ class VllmBackend:
             ignore_eos=True,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
-            logprobs=request.sampling.logprobs,
             extra_args={EXTRA_ARG: row},
             # A copy of the Row would have a constraint and a failure of its own.
             skip_clone=True,
         )
-        self._num_top[request.request_id] = request.sampling.logprobs or 0
+        if request.sampling.logprobs is not None:
+            self._telling[request.request_id] = row
         self._ids[request.request_id] = self._llm.add_request(
             request.request_id,
             prompt,  # type: ignore[arg-type]
@@ -104,7 +103,7 @@ class VllmBackend:
     def remove(self, request_ids: Sequence[str]) -> None:
         """See `Backend`."""
         for request_id in request_ids:
-            self._num_top.pop(request_id, None)
+            self._telling.pop(request_id, None)
         internal = [self._ids.pop(id_) for id_ in request_ids if id_ in self._ids]
         self._llm.abort_request(internal, internal=True)
 
@@ -115,18 +114,17 @@ class VllmBackend:
             outputs = self._llm.step()
         except Exception as error:
             raise DeviceFailed(f"vLLM failed in a step: {error!r}") from error
+        telling = self._telling
         return [
             NewToken(
                 output.request_id,
                 token_id,
                 output.num_cached_tokens or 0,
-                _logprobs_of(
-                    completion.logprobs, index, token_id, self._num_top[output.request_id]
-                ),
+                telling[output.request_id].told if output.request_id in telling else None,
             )
             for output in outputs
             for completion in output.outputs
-            for index, token_id in enumerate(completion.token_ids)
+            for token_id in completion.token_ids
         ]
 
     @property
@@ -146,13 +144,3 @@ class VllmBackend:
         """See `Backend`."""
         free: int = self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
         return free
-
-
-def _logprobs_of(found: Any, index: int, token_id: int, num_top: int) -> Logprobs | None:
-    """From a record of vLLM: the token itself and the best ones, each with its rank."""
-    if found is None:
-        return None
-    entries = found[index]
-    by_rank = sorted(entries.items(), key=lambda entry: entry[1].rank)
-    top = tuple((id_, float(entry.logprob)) for id_, entry in by_rank[:num_top])
-    return Logprobs(float(entries[token_id].logprob), top)

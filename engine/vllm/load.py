@@ -123,8 +123,6 @@ def _arguments(
         "scheduling_policy": "priority",
         "scheduler_cls": CountingScheduler,
         "logits_processors": [QuireSampler],
-        "logprobs_mode": "raw_logprobs",
-        "max_logprobs": -1,
         "async_scheduling": False,
         "disable_log_stats": True,
         "additional_config": {},

@@ -60,7 +60,7 @@ class QuireSampler(LogitsProcessor):
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """Choose the tokens of [rows, vocabulary], and make their logits the largest, in place.
 
-        A row without a token gets its `failure`.
+        A row without a token gets its `failure`, and one that wants log-probabilities gets `told`.
         """
         if self._in_order is None or len(self._in_order) != len(logits):
             self._in_order = [self._rows[index] for index in range(len(logits))]
@@ -68,6 +68,8 @@ class QuireSampler(LogitsProcessor):
         draws = self._sampler.draw(logits, rows)
         chosen: list[int] = draws.tokens.tolist()
         draws.settle(chosen)
+        for index, told in draws.logprobs(chosen).items():
+            rows[index].told = told
         if BROKEN in chosen:
             for row, token in zip(rows, chosen, strict=True):
                 row.failure = why_no_token(row.constraint) if token == BROKEN else row.failure

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine.constraint import Constraint, Failure, TokenBitmask
+from engine.logprobs import Logprobs
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 
@@ -20,6 +21,9 @@ class Row:
 
     Args:
         failure: set by the sampler if the row has no token; then vLLM's token means nothing.
+        told: set by the sampler with each token, if the request wants log-probabilities. vLLM's own
+            would be computed by code that it compiles at the first request that wants them, for
+            many seconds in which all others wait.
     """
 
     def __init__(self, request: Request, constraint: Constraint | None) -> None:
@@ -28,6 +32,7 @@ class Row:
         self.prompt_token_ids: Sequence[int] = request.prompt_token_ids
         self.constraint = constraint
         self.failure: str | None = None
+        self.told: Logprobs | None = None
         self._output = list(request.output_token_ids)
         self._num_before = len(self._output)
         self._live: Sequence[int] = ()

@@ -197,7 +197,14 @@ def test_a_constraint_allows_the_same_tokens_in_both_engines(native_model, vllm_
     assert list(resumed.values()) == [next(iter(found.values()))]
 
 
-def test_log_probabilities_are_those_of_the_raw_logits(native_model, vllm_model):
+def test_log_probabilities_are_those_of_the_raw_logits_and_vllm_compiles_nothing_for_them(
+    native_model, vllm_model, monkeypatch
+):
+    def compile_for_seconds(*_: Any) -> None:
+        raise AssertionError("vLLM computes ranks, by code that it compiles at its first use")
+
+    monkeypatch.setattr("vllm.v1.sample.sampler.batched_count_greater_than", compile_for_seconds)
+
     def told(model: ServedModel) -> list[Any]:
         request = requests(model)[-1]
         request.sampling = replace(request.sampling, allowed_token_ids=(), logprobs=3)
