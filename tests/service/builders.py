@@ -342,8 +342,14 @@ class Queue:
     def published(self, request_id: str) -> int:
         return self.broker.status(request_id).published
 
-    def wait_for_tokens(self, request_id: str, count: int) -> None:
-        eventually(lambda: self.published(request_id) >= count, f"{count} tokens published")
+    def wait_for_tokens(
+        self, request_id: str, count: int, *, seconds: float = PATIENCE_SECONDS
+    ) -> None:
+        eventually(
+            lambda: self.published(request_id) >= count,
+            f"{count} tokens published",
+            seconds=seconds,
+        )
 
     def wait_for_state(self, request_id: str, state: str) -> None:
         eventually(lambda: self.broker.status(request_id).state == state, f"{request_id} {state}")
@@ -358,7 +364,7 @@ class Queue:
 
         eventually(reaped, f"{request_id} reaped")
 
-    def result(self, request_id: str) -> Output:
+    def result(self, request_id: str, *, seconds: float = PATIENCE_SECONDS) -> Output:
         """Wait for the end of a request; returns its joined log."""
 
         def read() -> Output | None:
@@ -367,7 +373,7 @@ class Queue:
                 return None
             return Output(tuple(news.chunks), news.completion)
 
-        output = eventually(read, f"the end of {request_id}")
+        output = eventually(read, f"the end of {request_id}", seconds=seconds)
         assert output is not None
         starts = [0]
         for chunk in output.chunks:

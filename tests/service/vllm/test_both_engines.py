@@ -26,7 +26,7 @@ from tests.service.builders import Queue, WorkerThread
 pytest.importorskip("vllm", reason="vLLM is not installed here; `make test-vllm` has it")
 
 #: Loading takes longer than most tests.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 PROMPTS = ("12+34=", "reverse: banana=", "sort: 5 3 9 1=", "count: 86 to 97=", "json: a=1 b=2=")
 BLOCK_SIZE = 32
