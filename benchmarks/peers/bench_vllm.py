@@ -8,11 +8,12 @@ on the same cores, with the same threads and preloaded libraries, and with other
 round before; the one that waits is stopped. The share is the median of the ratios of the rounds.
 The gate: each request has the requested number of tokens. In float32 both have the same tokens. In
 bfloat16 rounding decides between tokens that are nearly equally likely: there transformers in
-float32 must agree with ours as often as with vLLM's own, but for `SLACK`.
+float32 must agree with ours as often as with vLLM's own, as far as so many tokens can tell.
 """
 
 import argparse
 import json
+import math
 import os
 import signal
 import statistics
@@ -34,10 +35,10 @@ from benchmarks.peers.vllm_cpu import BLOCK_SIZE, DTYPES, MAX_NUM_BATCHED_TOKENS
 from quire import Broker, LocalRedis, connect
 from quire.cli.console import positive
 
-#: How much less often transformers may agree with our tokens in bfloat16, as a share of all tokens.
-SLACK = 0.01
+#: How many standard errors less often transformers may agree with our tokens in bfloat16.
+STANDARD_ERRORS = 3.0
 #: Requests of each round that transformers reads.
-NUM_READ = 8
+NUM_READ = 16
 #: vLLM's own loop, in the environment that runs this benchmark.
 ALONE = Peer(
     "vllm",
@@ -88,11 +89,16 @@ class Gate:
         some = Workload(workload.name, workload.items[:NUM_READ])
         self.ours += self._reference.agreement(some, ours[:NUM_READ])
         self.theirs += self._reference.agreement(some, theirs[:NUM_READ])
-        if self.ours.share < self.theirs.share - SLACK:
+        if self.ours.share < self.theirs.share - STANDARD_ERRORS * self._standard_error():
             raise SystemExit(
                 f"{workload.name}: transformers agrees with {self.ours.share:.3f} of our tokens, "
                 f"and with {self.theirs.share:.3f} of vLLM's"
             )
+
+    def _standard_error(self) -> float:
+        """Of the difference of two such shares, if the tokens agree independently of each other."""
+        share, number = self.theirs.share, self.theirs.num_tokens
+        return math.sqrt(2 * share * (1 - share) / number)
 
 
 def compare(model: str, name: str, *, dtype: str, rounds: int) -> dict[str, object]:

@@ -213,6 +213,8 @@ def _cancel_not_minded(stage: Stage, doctored: tuple[str, ...]) -> None:
     stage.cancel(stage.callers[0], stage.broker)
     first.kill()
     stage.start_worker(*doctored)
+    # What it does is waited for only a few seconds, and its start can take longer.
+    stage.wait_for_workers()
 
 
 def _claims_lost_in_silence(stage: Stage, doctored: tuple[str, ...]) -> None:

@@ -3,6 +3,9 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from redis import Redis
+from redis.exceptions import ResponseError
+
 from quire import Client
 from quire.errors import OutputRewound, QuireError, RequestFailed
 from quire.keys import GROUP
@@ -37,7 +40,7 @@ def left_over(stage: "Stage") -> Iterator[str]:
     for stream in keys.all_ingress:
         if length := connection.xlen(stream):
             yield f"{stream} holds {length} entries at rest"
-        if pending := connection.xpending(stream, GROUP)["pending"]:
+        if pending := _num_pending(connection, stream):
             yield f"{stream} has {pending} pending entries at rest"
     lasting = (*keys.all_ingress, keys.dead, keys.workers, keys.control, keys.arrival)
     stay = {key.encode() for key in lasting}
@@ -50,6 +53,17 @@ def left_over(stage: "Stage") -> Iterator[str]:
             yield f"{key.decode()} holds {connection.hgetall(key)} at rest"
         elif key not in stay and connection.ttl(key) == -1:
             yield f"{key.decode()} never expires"
+
+
+def _num_pending(connection: Redis, stream: str) -> int:
+    """Entries that somebody has read and not acknowledged; 0 for a stream that was deleted."""
+    try:
+        found: int = connection.xpending(stream, GROUP)["pending"]
+    except ResponseError as error:
+        if not str(error).startswith("NOGROUP"):
+            raise
+        return 0
+    return found
 
 
 def _judge(stage: "Stage", caller: Caller) -> Iterator[str]:

@@ -3,21 +3,25 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import asdict
 from pathlib import Path
 
 import transformers
 
-from tests.golden_models.compare import STATES, Found
+from tests.golden_models.compare import Found
+from tests.golden_models.vllm_registry import listed
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "golden-models.json"
+#: The state of a type that is served by vLLM alone, if at all.
+VLLM = "vllm"
 #: What each state means to somebody who looks for a model.
 MEANINGS = {
     "fast": "served by the fast path, the common decoder; the wide path was compared, too",
     "wide": "served by the wide path, the code of transformers with our attention",
-    "refused": "a worker refuses to start with it, and says why",
+    VLLM: "refused by the native engine, listed by vLLM (`--engine vllm`), not compared here",
+    "refused": "a worker refuses to start with it, and says why; vLLM does not list it either",
     "not made": "no small model could be made to compare with, so nothing is known",
     "wrong": "the tokens differ, and no worker may serve it",
 }
@@ -54,17 +58,21 @@ A small model has the options that the configuration of its type has by default.
 other options may be refused: each one is [checked](checkpoints.md) when it is loaded. Types of
 multimodal checkpoints that transformers does not count as causal models are on that page, too.
 
+The column vLLM says which classes the registry of vLLM {vllm} lists, for
+[`--engine vllm`](engines.md#vllm-as-the-second-engine). They were not compared here. The
+[record](../../benchmarks/results/vllm-models.json) is made by `tests.golden_models.vllm_registry`.
+
 | state | meaning | types |
 |---|---|---|
 {counts}
 
 ## Served
 
-| type | class | path |
-|---|---|---|
+| type | class | path | vLLM |
+|---|---|---|---|
 {served}
 
-## Not served
+## Not served by the native engine
 
 | type | class | state | reason |
 |---|---|---|---|
@@ -72,19 +80,30 @@ multimodal checkpoints that transformers does not count as causal models are on 
 """
 
 
-def render(version: str, results: Sequence[Found]) -> str:
-    """The page."""
-    number_of = Counter(found.state for found in results)
+def shown_state(found: Found, in_vllm: Set[str]) -> str:
+    """The state in the table: `vllm` for what is refused and is in vLLM's registry."""
+    is_other = found.state == "refused" and found.model_class in in_vllm
+    return VLLM if is_other else found.state
+
+
+def render(version: str, results: Sequence[Found], in_vllm: tuple[str, Set[str]]) -> str:
+    """The page; `in_vllm` are a version of vLLM and the classes that it lists."""
+    vllm, classes = in_vllm
+    states = [shown_state(found, classes) for found in results]
+    number_of = Counter(states)
     served, others = [], []
-    for found in results:
-        row = f"| `{found.kind}` | `{found.model_class}` | {found.state} |"
+    for found, state in zip(results, states, strict=True):
+        row = f"| `{found.kind}` | `{found.model_class}` | {state} |"
         if found.state in ("fast", "wide"):
-            served.append(row)
+            served.append(f"{row} {'listed' if found.model_class in classes else '-'} |")
         else:
             others.append(f"{row} {_cell(found.reason)} |")
-    counts = [f"| {state} | {MEANINGS[state]} | {number_of[state]} |" for state in STATES]
+    counts = [
+        f"| {state} | {meaning} | {number_of[state]} |" for state, meaning in MEANINGS.items()
+    ]
     return INTRODUCTION.format(
         version=version,
+        vllm=vllm,
         counts="\n".join(counts),
         served="\n".join(served),
         others="\n".join(others),
@@ -97,4 +116,4 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(render(*read_json()))
+    PAGE.write_text(render(*read_json(), listed()))

