@@ -58,6 +58,9 @@ def test_workers_that_are_killed_leave_requests_that_end_as_undisturbed(queue: Q
     with start(queue, NATIVE):
         for request_id, expected in zip(disturbed, alone, strict=True):
             output = queue.result(request_id, seconds=PATIENCE_SECONDS)
-            assert output.completion.resumes == 2
+            # A request that had published little when two workers had died under it is on trial: it
+            # is given back once, so that it starts alone, and then claimed again.
+            assert output.completion.resumes in (2, 3)
+            assert output.completion.attempts == 1
             assert output.token_ids == expected.token_ids
             assert output.text == expected.text
