@@ -34,6 +34,15 @@ QUEUE_ROW = Row(
             is_stacked=True,
         ),
         Panel(
+            title="Waiting tokens",
+            description="Tokens of the requests that wait: those of the prompts, and the most of "
+            "the answers. Workers can be scaled by this number.",
+            unit="short",
+            targets=[
+                Target(largest("quire_queue_waiting_tokens", "queue", QUEUES), "{{queue}}"),
+            ],
+        ),
+        Panel(
             title="Oldest request",
             description="How long the oldest request has waited for a worker, by priority; and how "
             "long ago the oldest unclaimed request was read. Unlike the wait of claimed requests "

@@ -58,7 +58,8 @@ class ShardState:
     the `num_scheduled` should have been queued by now. `num_expired_leases` of the `num_leases`
     were neither renewed nor reaped in time. `workers` are those of the registry, silent ones
     included. `policy` ranks the queued requests.
-    `num_turns` of the requests that have not ended are turns of sessions.
+    `num_turns` of the requests that have not ended are turns of sessions. `num_waiting_tokens` are
+    the tokens of the queued and scheduled requests, as the limit of the backlog counts them.
     """
 
     ingress: tuple[IngressState, ...]
@@ -72,6 +73,7 @@ class ShardState:
     workers: tuple[WorkerInfo, ...]
     policy: QueuePolicy | None = None
     num_turns: int = 0
+    num_waiting_tokens: int = 0
 
     @property
     def activities(self) -> dict[Activity, int]:
@@ -162,6 +164,7 @@ class _Sizes:
     num_leases: int
     num_dead_letters: int
     num_turns: int
+    num_waiting_tokens: int
     workers: Mapping[bytes, bytes]
 
 
@@ -190,6 +193,7 @@ def _ask_sizes(pipeline: Any, shards: Sequence[Keys]) -> None:
         pipeline.zcard(keys.lease)
         pipeline.xlen(keys.dead)
         pipeline.zcard(keys.turns)
+        pipeline.hget(keys.counts, "tokens")
         pipeline.hgetall(keys.workers)
 
 
@@ -207,6 +211,7 @@ def _read_sizes(replies: Iterator[Any]) -> _Sizes:
         num_leases=int(next(replies)),
         num_dead_letters=int(next(replies)),
         num_turns=int(next(replies)),
+        num_waiting_tokens=int(next(replies) or 0),
         workers=next(replies),
     )
 
@@ -245,6 +250,7 @@ def _read_heads(replies: Iterator[Any], known: _Sizes, *, now_ms: int) -> ShardS
         num_expired_leases=int(next(replies)),
         num_dead_letters=known.num_dead_letters,
         num_turns=known.num_turns,
+        num_waiting_tokens=known.num_waiting_tokens,
         workers=tuple(readable(partial(worker_of, now_ms=now_ms), known.workers.items())),
     )
 

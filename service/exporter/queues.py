@@ -129,6 +129,7 @@ class QueueCollector(Collector):
             used, limit = reading.memory.used_bytes, reading.memory.limit_bytes
             yield _gauge("quire_redis_memory_bytes", [(("used",), used), (("limit",), limit)])
         yield _gauge("quire_queue_waiting_requests", _by_queue(queues, "num_queued", sum))
+        yield _gauge("quire_queue_waiting_tokens", _by_queue(queues, "num_waiting_tokens", sum))
         yield _gauge("quire_queue_lag_messages", _by_priority(queues, "num_undelivered", sum))
         yield _gauge("quire_queue_pending_messages", _by_priority(queues, "num_pending", sum))
         yield _gauge("quire_queue_oldest_message_age_seconds", _ages(queues))

@@ -19,6 +19,13 @@ EXPORTER_REGISTER: tuple[Family, ...] = (
     ),
     Family(
         "gauge",
+        "quire_queue_waiting_tokens",
+        QUEUE,
+        "Tokens of queued and scheduled requests: those of the prompt and the most of the answer, "
+        "as limits of the backlog count them.",
+    ),
+    Family(
+        "gauge",
         "quire_queue_lag_messages",
         {**QUEUE, **BY_PRIORITY},
         "Entries in the ingress stream, one for each waiting request. Entries of requests that "

@@ -122,22 +122,24 @@ def test_a_request_is_counted_where_it_is_from_the_queue_to_its_lease(queue: Que
     exporter = start(queue.url, queue.name)
     place = {"queue": queue.name, "priority": "high"}
     waiting = series("quire_queue_waiting_requests", queue=queue.name)
+    tokens = series("quire_queue_waiting_tokens", queue=queue.name)
     lag = series("quire_queue_lag_messages", **place)
     pending = series("quire_queue_pending_messages", **place)
     live = series("quire_queue_leases", queue=queue.name, state="live")
 
     def seen() -> tuple[float, ...]:
         found = scrape(exporter)
-        return found[waiting], found[lag], found[pending], found[live]
+        return found[waiting], found[tokens], found[lag], found[pending], found[live]
 
-    queue.submit(priority="high")
-    queue.submit(priority="high")
-    assert seen() == (2, 2, 0, 0)
+    for _ in range(2):
+        queue.submit((1, 2, 3), priority="high", max_tokens=8)
+    # Tokens of the prompts, and the most of the answers.
+    assert seen() == (2, 2 * (3 + 8), 2, 0, 0)
     queue.broker.claim(queue.broker.peek(count=1))
-    assert seen() == (1, 1, 0, 1)
+    assert seen() == (1, 3 + 8, 1, 0, 1)
     # As a worker of an earlier version does.
     queue.connection.xreadgroup(GROUP, "w", {queue.keys.ingress(2): ">"}, count=1)
-    assert seen() == (1, 0, 1, 1)
+    assert seen() == (1, 3 + 8, 0, 1, 1)
 
 
 def test_ages_are_told_by_what_the_oldest_request_waits_for(queue: Queue, start):
