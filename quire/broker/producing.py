@@ -6,12 +6,13 @@ owner of a connection runs it in a thread or in an event loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import BrokerUnavailable, InvalidRequest, QueueFull, QuireError, UnknownRequest
 from quire.keys import Keys
+from quire.tracing import NO_HEADERS, TRACE_HEADER
 from quire.transitions.calls import cancel_call, submit_call
 from quire.transitions.endings import ENDINGS
 from quire.transitions.replies import full_queue
@@ -26,9 +27,10 @@ from quire.wire.arguments import (
     build_request,
     needs_clock,
 )
+from quire.wire.codec import pack
 from quire.wire.message import Message
 from quire.wire.output import State
-from quire.wire.protocol import GenerationRequest
+from quire.wire.protocol import MAX_HEADERS_BYTES, GenerationRequest
 from quire.wire.sampling import ParsedBody
 
 #: The transitions after which a producer relies on what it has sent.
@@ -118,17 +120,19 @@ def ready_messages(
     now_ms: int | None,
     num_shards: int,
     group: str | None,
+    headers: Mapping[str, str] = NO_HEADERS,
 ) -> Iterator[Message]:
     """The checked messages of a submit, with the ids under which the requests are stored.
 
-    Lazy: each is checked when the iterator reaches it. InvalidRequest, with the `index` of the
+    `headers` are added to each request that has no trace of its own. Lazy: each request is checked
+    when the iterator reaches it. InvalidRequest, with the `index` of the
     wrong item if there are several.
     """
     given = list(items)
     for index, item in enumerate(given):
         try:
             request, body = _ready(item, tenant=tenant, now_ms=now_ms)
-            request = placed(request, num_shards=num_shards, group=group)
+            request = placed(_traced(request, headers), num_shards=num_shards, group=group)
             # Encode it here, too: later, other shards would have got their part before an error.
             message = Message.of(request, body)
         except InvalidRequest as error:
@@ -144,6 +148,16 @@ def _ready(
     if isinstance(item, GenerationRequest):
         return item, item.parse_body()
     return build_request(item, tenant=tenant, now_ms=now_ms)
+
+
+def _traced(request: GenerationRequest, headers: Mapping[str, str]) -> GenerationRequest:
+    """The request with the headers of its submit, unless it has a trace of its own, or no room."""
+    if not headers or TRACE_HEADER in request.headers:
+        return request
+    both = {**request.headers, **headers}
+    if len(pack(both)) > MAX_HEADERS_BYTES:
+        return request
+    return request.model_copy(update={"headers": both})
 
 
 def _submitted(keys: Keys, message: Message, reply: Any) -> Procedure[Submitted]:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Unpack, overload
 
@@ -29,6 +30,7 @@ from quire.client.client import DEFAULT_URL, check_shards, submitting
 from quire.client.steps import in_loop
 from quire.client.vectors import Inputs, requests_for
 from quire.errors import QuireError, RequestFailed
+from quire.tracing import NO_HEADERS, sending
 from quire.transitions.routing import check_group_name, shard_of
 from quire.transitions.values import RequestStatus
 from quire.transport.procedure import run_async
@@ -121,7 +123,9 @@ class AsyncClient:
         """See `Client.submit_many`."""
         name = None if group is None else check_group_name(group)
         given = list(requests)
-        handles = await self._submit(await self._ready(given, group=name), given)
+        with self._sending(len(given)) as headers:
+            messages = await self._ready(given, group=name, headers=headers)
+            handles = await self._submit(messages, given)
         return handles if name is None else self.attach_group(name)
 
     async def submit_choices(
@@ -133,9 +137,10 @@ class AsyncClient:
     ) -> list[AsyncHandle]:
         """See `Client.submit_choices`."""
         arguments: RequestArguments = {"prompt": prompt, **options}
-        (message,) = await self._ready([arguments])
-        messages = await taking_turns(choices_of(message.request, n))
-        return await self._submit(messages, [arguments] * n)
+        with self._sending(n) as headers:
+            (message,) = await self._ready([arguments], headers=headers)
+            messages = await taking_turns(choices_of(message.request, n))
+            return await self._submit(messages, [arguments] * n)
 
     async def embed(
         self, inputs: Inputs, *, timeout: float | None = None, **options: Unpack[RequestOptions]
@@ -196,15 +201,27 @@ class AsyncClient:
     def _broker_of(self, request_id: str) -> AsyncBroker:
         return self._brokers[shard_of(request_id, len(self._brokers))]
 
+    def _sending(self, num_requests: int) -> AbstractContextManager[Mapping[str, str]]:
+        return sending(self._brokers[0].keys.queue, num_requests=num_requests)
+
     async def _ready(
-        self, items: Sequence[GenerationRequest | RequestArguments], *, group: str | None = None
+        self,
+        items: Sequence[GenerationRequest | RequestArguments],
+        *,
+        group: str | None = None,
+        headers: Mapping[str, str] = NO_HEADERS,
     ) -> list[Message]:
         """The checked messages, with their final ids."""
         now_ms = await self._brokers[0].now_ms() if must_ask_clock(items) else None
         num_shards = len(self._brokers)
         return await taking_turns(
             ready_messages(
-                items, tenant=self._tenant, now_ms=now_ms, num_shards=num_shards, group=group
+                items,
+                tenant=self._tenant,
+                now_ms=now_ms,
+                num_shards=num_shards,
+                group=group,
+                headers=headers,
             )
         )
 

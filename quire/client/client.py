@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
 from typing import Any, Unpack, overload
@@ -29,6 +30,7 @@ from quire.client.handle import Handle
 from quire.client.steps import AnyBroker, Call, in_thread
 from quire.client.vectors import Inputs, Timer, requests_for
 from quire.errors import QuireError, RequestFailed
+from quire.tracing import NO_HEADERS, sending
 from quire.transitions.routing import Parting, check_group_name, shard_of
 from quire.transitions.values import RequestStatus
 from quire.transport.connection import connect
@@ -145,7 +147,9 @@ class Client:
         """
         name = None if group is None else check_group_name(group)
         given = list(requests)
-        handles = self._submit(self._ready(given, group=name), given)
+        with self._sending(len(given)) as headers:
+            messages = self._ready(given, group=name, headers=headers)
+            handles = self._submit(messages, given)
         return handles if name is None else self.attach_group(name)
 
     def submit_choices(
@@ -163,8 +167,9 @@ class Client:
         InvalidRequest, QueueFull.
         """
         arguments: RequestArguments = {"prompt": prompt, **options}
-        (message,) = self._ready([arguments])
-        return self._submit(list(choices_of(message.request, n)), [arguments] * n)
+        with self._sending(n) as headers:
+            (message,) = self._ready([arguments], headers=headers)
+            return self._submit(list(choices_of(message.request, n)), [arguments] * n)
 
     def embed(
         self, inputs: Inputs, *, timeout: float | None = None, **options: Unpack[RequestOptions]
@@ -233,8 +238,15 @@ class Client:
     def _broker_of(self, request_id: str) -> Broker:
         return self._brokers[shard_of(request_id, len(self._brokers))]
 
+    def _sending(self, num_requests: int) -> AbstractContextManager[Mapping[str, str]]:
+        return sending(self._brokers[0].keys.queue, num_requests=num_requests)
+
     def _ready(
-        self, items: Sequence[GenerationRequest | RequestArguments], *, group: str | None = None
+        self,
+        items: Sequence[GenerationRequest | RequestArguments],
+        *,
+        group: str | None = None,
+        headers: Mapping[str, str] = NO_HEADERS,
     ) -> list[Message]:
         """The checked messages, with their final ids."""
         # Times are on the broker's clock; it is read once for all requests.
@@ -242,7 +254,12 @@ class Client:
         num_shards = len(self._brokers)
         return list(
             ready_messages(
-                items, tenant=self._tenant, now_ms=now_ms, num_shards=num_shards, group=group
+                items,
+                tenant=self._tenant,
+                now_ms=now_ms,
+                num_shards=num_shards,
+                group=group,
+                headers=headers,
             )
         )
 

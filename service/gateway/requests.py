@@ -19,11 +19,12 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 
 from quire.errors import InvalidRequest
+from quire.tracing import TRACE_HEADER
 from quire.wire.arguments import MAX_AHEAD_SECONDS
 from quire.wire.protocol import Priority, is_session_id
 from service.gateway.http.tasks import HungUp
 from service.gateway.refusals import Refusal, Refused
-from service.settings.logs import TRACE_HEADER, trace_ids
+from service.settings.logs import trace_ids
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 PRIORITY = "X-Quire-Priority"

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from engine.request import Priority
 from quire.errors import InvalidRequest
+from quire.tracing import TRACE_HEADER
 from quire.transitions.values import Claim, Claimed
 from quire.wire.protocol import GenerationRequest
 from service.model.adapters import (
@@ -86,6 +87,7 @@ def origin_of(
         num_resumed_tokens=claimed.num_published,
         other_fingerprint=(claimed.fingerprint or "") if is_other else None,
         trace_ids=trace_ids(request.headers) if request else {},
+        traceparent=request.headers.get(TRACE_HEADER, "") if request else "",
     )
 
 

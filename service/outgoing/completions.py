@@ -76,6 +76,8 @@ class Origin:
     other_fingerprint: str | None = None
     #: The ids of the caller's trace; see `logs.trace_ids`.
     trace_ids: Mapping[str, str] = field(default_factory=dict)
+    #: The header that these ids are from; empty without one.
+    traceparent: str = ""
 
     @property
     def fingerprint_changed(self) -> bool:

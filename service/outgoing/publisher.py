@@ -25,6 +25,7 @@ from service.outgoing.completions import latency_of
 from service.outgoing.contact import UNAVAILABLE, Contact, pauses
 from service.outgoing.delivery import Delivery
 from service.outgoing.outbox import Outbox
+from service.outgoing.traces import Exemplar, NoTraces, Traces
 
 #: The longest wait for work; after it the thread shows a sign of life.
 WAIT_SECONDS = 1.0
@@ -60,6 +61,7 @@ class Publisher:
         vitals: Vitals,
         contact: Contact,
         metrics: Metrics,
+        traces: Traces | None = None,
         interval_seconds: float = 0.0,
         share: float = 1.0,
         clock: Callable[[], float] = monotonic,
@@ -70,6 +72,7 @@ class Publisher:
         self._vitals = vitals
         self._contact = contact
         self._metrics = metrics
+        self._traces = traces or NoTraces()
         self._interval_seconds = interval_seconds
         self._share = share
         self._clock = clock
@@ -172,6 +175,7 @@ class Publisher:
         if delivery is not None:
             self._engine.abort(key, FinishReason.CANCELLED)
             self._metrics.finished["lost"].inc()
+            self._traces.ended(delivery, "lost")
             _log.warning("claim lost", **delivery.origin.names)
 
     def cancel(self, key: str) -> None:
@@ -216,6 +220,7 @@ class Publisher:
     def _forget_released(self, delivery: Delivery) -> None:
         self._outbox.forget(delivery.key)
         self._metrics.finished["released"].inc()
+        self._traces.ended(delivery, "released")
         _log.info(
             "request released",
             **delivery.origin.names,
@@ -257,17 +262,18 @@ class Publisher:
         """Log and observe a request whose terminal record is committed."""
         completion, origin, metrics = delivery.completion, delivery.origin, self._metrics
         assert completion is not None
+        exemplar = self._traces.ended(delivery, str(completion.finish_reason))
         seconds = self._clock() - origin.received
         metrics.finished[completion.finish_reason].inc()
         if (latency := latency_of(completion, due=origin.due, now=self._clock())) is not None:
             metrics.targeted[latency].inc()
-        metrics.e2e_seconds[origin.priority_name].observe(origin.waited_seconds + seconds)
+        metrics.e2e_seconds[origin.priority_name].observe(origin.waited_seconds + seconds, exemplar)
         facts: dict[str, object] = {}
         if delivery.request is not None and completion.usage.prompt_tokens:
             metrics.request_prompt_tokens.observe(completion.usage.prompt_tokens)
             metrics.request_generation_tokens.observe(completion.usage.completion_tokens)
             facts = phases_of(completion.execution)
-            self._observe_phases(facts)
+            self._observe_phases(facts, exemplar)
         if completion.error is not None:
             facts |= {"error_code": completion.error.code, "error_field": completion.error.field}
         _log.info(
@@ -289,14 +295,14 @@ class Publisher:
             **facts,
         )
 
-    def _observe_phases(self, phases: Mapping[str, object]) -> None:
+    def _observe_phases(self, phases: Mapping[str, object], exemplar: Exemplar | None) -> None:
         for name, histogram in (
             ("queue_seconds", self._metrics.queue_seconds),
             ("prefill_seconds", self._metrics.prefill_seconds),
             ("decode_seconds", self._metrics.decode_seconds),
         ):
             if name in phases:
-                histogram.observe(phases[name])
+                histogram.observe(phases[name], exemplar)
 
 
 def phases_of(execution: Execution | None) -> dict[str, object]:

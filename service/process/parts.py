@@ -25,9 +25,11 @@ from service.outgoing.contact import Contact
 from service.outgoing.leases import Heartbeat, Housekeeper
 from service.outgoing.outbox import Outbox
 from service.outgoing.publisher import Publisher
+from service.outgoing.traces import NoTraces, Traces
 from service.process.events import DrainRequested, Event, ModelLoaded, OutboxEmpty, ShardEmpty
 from service.settings.bounds import TRY_SECONDS
 from service.settings.config import Settings
+from service.settings.sources import ConfigurationError
 
 
 class Parts:
@@ -69,6 +71,7 @@ class Parts:
         self.compiling = Compiling(
             self.outbox, engine=self.loop, vitals=self.vitals, settings=settings
         )
+        self.traces = _traces(settings)
         self.publisher = Publisher(
             self.brokers,
             self.outbox,
@@ -76,6 +79,7 @@ class Parts:
             vitals=self.vitals,
             contact=self._contact,
             metrics=self.metrics,
+            traces=self.traces,
             interval_seconds=settings.publish_interval_seconds,
             share=settings.publish_share,
         )
@@ -185,6 +189,19 @@ def _health(settings: Settings, vitals: Vitals, metrics: Metrics) -> HealthServe
         # Long enough for an idle worker: its keeper calls Redis more than once per lease.
         contact_limit_seconds=max(settings.lease_seconds, 2 * settings.block_seconds),
     )
+
+
+def _traces(settings: Settings) -> Traces:
+    """Where the spans of claims go. ConfigurationError without the packages for it."""
+    if settings.traces == "off":
+        return NoTraces()
+    try:
+        # Here, since a worker that does not trace need not have the packages.
+        from service.outgoing.spans import otlp_traces
+    except ImportError as error:
+        message = f"traces: needs the extra `otel`: {error}"
+        raise ConfigurationError(message) from error
+    return otlp_traces(queue=settings.queue, model=settings.model_name, worker=str(settings.worker))
 
 
 def _brokers(settings: Settings, connection: redis.Redis) -> dict[int, Broker]:

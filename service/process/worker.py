@@ -188,6 +188,7 @@ class Worker:
         while self._intakes and (death := self._next_death()):
             self._note_death(death)
         self._parts.health.stop()
+        self._parts.traces.close()
         _log.info("worker stopped", claims_left=len(self._outbox.claims()))
 
     def _fail(self, error: WorkerDied) -> None:

@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -193,6 +193,12 @@ class Settings(EngineSettings):
     )
     log_level: LogLevel = setting("Observability", LOG_LEVEL_TEXT, default="info")
     log_format: LogFormat = setting("Observability", LOG_FORMAT_TEXT, default="auto")
+    traces: Literal["off", "otlp"] = setting(
+        "Observability",
+        "`otlp` sends the spans of each claim that ends to an OpenTelemetry collector, which "
+        "`OTEL_EXPORTER_OTLP_ENDPOINT` names (extra `otel`); see [traces](../how-to/traces.md).",
+        default="off",
+    )
 
     @classmethod
     def values_by_source(cls, flags: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -14,16 +14,15 @@ from typing import Literal, TextIO
 import structlog
 from structlog.typing import EventDict, Processor
 
+from quire.tracing import TRACE_HEADER
+
 #: Libraries whose events below `warning` are not logged, because there are too many.
 QUIET_LIBRARIES = ("httpx", "urllib3", "filelock", "transformers", "asyncio")
 
 #: Libraries that add their own handlers, which print to stderr.
 PRINTING_LIBRARIES = ("transformers", "huggingface_hub")
 
-#: The header with a caller's trace: version, trace id, span id and flags
-#: (https://www.w3.org/TR/trace-context/#traceparent-header).
-TRACE_HEADER = "traceparent"
-
+#: Version, trace id, span id and flags.
 _TRACEPARENT = re.compile(
     r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?"
 )

@@ -271,10 +271,11 @@ def private_redis(*options: str) -> Iterator[LocalRedis]:
         yield server
 
 
-def http_get(port: int, path: str) -> tuple[int, str]:
+def http_get(port: int, path: str, *, accept: str = "*/*") -> tuple[int, str]:
     """Status and body, whatever the status is."""
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers={"Accept": accept})
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5.0) as reply:
+        with urllib.request.urlopen(request, timeout=5.0) as reply:
             return reply.status, reply.read().decode()
     except urllib.error.HTTPError as error:
         with error:
