@@ -77,10 +77,12 @@ class Pooling:
         dimensions: how many numbers of the vector are kept; None for all.
         second_from: index of the first token of the second text, for a pair of texts; None for one
             text.
+        activates: whether scores become probabilities.
     """
 
     dimensions: int | None = None
     second_from: int | None = None
+    activates: bool = True
 
 
 class TextStream(Protocol):

@@ -7,10 +7,10 @@ inside a function, so that `--help` and the tests of the service need not load t
 import gc
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -107,6 +107,8 @@ def load_model(settings: Settings) -> ServedModel:
     """
     if settings.engine == "vllm":
         return _load_vllm(settings)
+    if _embeds(settings):
+        return _load_embedder(settings)
     try:
         from transformers.utils.logging import disable_progress_bar
 
@@ -152,6 +154,74 @@ def load_model(settings: Settings) -> ServedModel:
         bytes_per_block=facts.bytes_per_block,
         adapters=facts.adapters,
         grammars=_grammars_for(tokenizer, config),
+    )
+    _keep_out_of_collections()
+    return served
+
+
+def _embeds(settings: Settings) -> bool:
+    """Whether the model is served for embeddings: as the setting or the model's folder says."""
+    from engine.model.pooling.folder import task_of
+
+    source = Path(settings.model_source)
+    if settings.task == "auto" and source.is_dir():
+        return task_of(source) == "embed"
+    return settings.task == "embed"
+
+
+def _load_embedder(settings: Settings) -> ServedModel:
+    """Load the model of `settings` for embeddings."""
+    try:
+        from transformers.utils.logging import disable_progress_bar
+
+        from engine.model.load.load_pooler import load_embedder
+    except ModuleNotFoundError as error:
+        raise ModelRefused(f"no model can be loaded: the module {error.name} is missing") from error
+
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    take_over_libraries()
+    loaded = load_embedder(
+        settings.model_source,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_model_len=settings.max_model_len,
+        dtype=settings.dtype,
+        device=settings.device,
+        pooling=None if settings.pooling == "auto" else settings.pooling,
+        adapters=_find_adapters(settings.adapters),
+        block_size=settings.block_size,
+        num_blocks=settings.num_blocks,
+        kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
+        num_host_blocks=0,
+        attention_backend=settings.attention_backend,
+        model_path=settings.model_path,
+        deterministic=settings.deterministic,
+        async_scheduling=False,
+        now=time.monotonic,
+    )
+    facts, folder = loaded.facts, loaded.folder
+    config = replace(_config_from(facts, settings), pools=True, num_speculative_tokens=0)
+    if loaded.is_encoder:
+        whole: dict[str, Any] = {"whole_prompts": True, "enable_prefix_caching": False}
+        whole |= {"long_prefill_token_threshold": 0, "max_prefill_tokens": 0}
+        config = replace(config, **whole)
+    served = ServedModel(
+        engine=Engine(config, loaded.runner),
+        tokenizer=ModelTokenizer.load(str(facts.tokenizer_source)),
+        fingerprint=facts.fingerprint,
+        build={"torch": version("torch"), "device": facts.device, "dtype": facts.dtype},
+        read_memory=loaded.device_memory,
+        read_threads=loaded.num_threads,
+        bytes_per_block=facts.bytes_per_block,
+        adapters=facts.adapters,
+        grammars=NoGrammars("the model makes vectors"),
+        vectors=ServedVectors(
+            kind="embeddings",
+            width=loaded.width,
+            prompts=folder.prompts,
+            default_prompt=folder.default_prompt,
+            lowers=folder.lowers,
+        ),
     )
     _keep_out_of_collections()
     return served

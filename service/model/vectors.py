@@ -21,7 +21,7 @@ class ServedVectors:
 
     Args:
         kind: the requests that it serves.
-        width: the numbers of a vector.
+        width: the numbers of a vector. Scores have one for each label.
         prompts: texts that are put before an input, by name.
         default_prompt: the one for inputs that name none; empty for none.
         lowers: whether the model was trained with texts in lower case.
@@ -58,13 +58,13 @@ class ServedVectors:
         most = params.truncate_prompt_tokens
         most = max_tokens if most == TO_MODEL_LENGTH else most
         if not isinstance(given, str):
-            return given[:most], Pooling(params.dimensions)
+            return given[:most], Pooling(params.dimensions, None, params.use_activation)
         text, pair = self._prompt(params.prompt_name) + given, params.pair
         if self.lowers:
             text, pair = text.lower(), pair and pair.lower()
         encoding = encoded_within(tokenizer.backend, text, pair, most=most)
         second = encoding.type_ids.index(1) if 1 in encoding.type_ids else None
-        return list(encoding.ids), Pooling(params.dimensions, second)
+        return list(encoding.ids), Pooling(params.dimensions, second, params.use_activation)
 
     def _prompt(self, name: str | None) -> str:
         if name is None:

@@ -53,6 +53,18 @@ class EngineSettings(ProcessSettings):
     device: Literal["auto", "cpu", "cuda"] = setting(
         "Model", "Where the model runs.", default="auto"
     )
+    task: Literal["auto", "generate", "embed"] = setting(
+        "Model",
+        "What the model makes: `generate` text, or `embed` texts as vectors. `auto` embeds with a "
+        "folder in the layout of sentence-transformers. A worker serves one of the two.",
+        default="auto",
+    )
+    pooling: Literal["auto", "cls", "mean", "max", "lasttoken"] = setting(
+        "Model",
+        "Which token's state is the vector, or what is made of all of them. `auto`: what the "
+        "folder says, otherwise the last token of a decoder and the mean of an encoder.",
+        default="auto",
+    )
     model_path: Literal["auto", "fast", "wide"] = setting(
         "Model",
         "`fast` is the common decoder in one call, `wide` the model's own code; `auto` uses the "

@@ -23,7 +23,7 @@ from engine.model.load.copy_time import block_copy_seconds
 from engine.model.load.fast_path import ModelPath
 from engine.model.run.graphs import CudaCapturer, DecodeGraphs
 from engine.model.run.model_runner import ConfigFacts, Limits, ModelRunner
-from engine.model.wide.loader import load_model
+from engine.model.wide.loader import LoadedModel, load_model
 
 #: Default of `max_num_batched_tokens`. On a CPU larger steps gave no higher throughput (see
 #: docs/explanation/performance-log-service.md), and with smaller steps other requests get their
@@ -60,6 +60,7 @@ def load_runner(
     async_scheduling: bool = True,
     adapters: Mapping[str, Path] = MappingProxyType({}),
     now: Callable[[], float] | None = None,
+    load: Callable[..., LoadedModel] = load_model,
 ) -> ModelRunner:
     """Load a model, check it and the attention backend on this machine, and size its KV pool.
 
@@ -69,17 +70,16 @@ def load_runner(
     share of its free memory holds, and none where requests never lack one. A named
     `attention_backend` excludes the C++ decoder. With `deterministic`, logits do not depend on what
     else a step computes. `async_scheduling` has no effect on a CPU. `adapters` are LoRA folders by
-    name. With a clock `now` in seconds, copies and checks are timed, and first blocks are touched.
+    name, `load` reads weights. With a clock `now`, copies are timed, and first blocks are touched.
 
     Raises:
         ModelRefused: the model or the backend cannot be served here, or memory is too small.
     """
-    _limit_threads_to_container()
-    target = torch.device(_default_device() if device == "auto" else device)
+    target = _prepared(device)
     most_tokens = max_num_batched_tokens or max(NUM_BATCHED_TOKENS[target.type], 2 * max_num_seqs)
     limits = Limits(max_num_seqs, most_tokens, num_speculative_tokens, max_speculative_step_tokens)
     chosen = choose(
-        load_model(path, dtype=dtype, device=target),
+        load(path, dtype=dtype, device=target),
         attention_backend=attention_backend,
         model_path=model_path,
         block_size=block_size,
@@ -101,6 +101,12 @@ def load_runner(
     graphs = _graphs(chosen, kv_pool, limits) if captures else None
     facts = _facts(chosen, kv_pool, graphs, limits, block_copy_seconds(kv_pool, target, now))
     return _runner(chosen, kv_pool, graphs, limits, facts, async_scheduling=async_scheduling)
+
+
+def _prepared(device: str) -> torch.device:
+    """The device of a name, or of "auto", with no more threads than the container has."""
+    _limit_threads_to_container()
+    return torch.device(_default_device() if device == "auto" else device)
 
 
 def _limit_threads_to_container() -> None:

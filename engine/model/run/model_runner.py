@@ -24,7 +24,7 @@ from engine.model.device.step_threads import StepThreads
 from engine.model.device.transfer import ToHost
 from engine.model.run.graphs import DecodeGraphs
 from engine.model.sampling.sampler import Drawn, Draws, Sampler, take_argmax
-from engine.model.step import Fed, compute_logits, feed_of, lay_out
+from engine.model.step import Fed, HostStep, compute_logits, feed_of, lay_out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +148,25 @@ class ModelRunner:
             self.threads.adjust()
         return ComputedStep(result_of(batch, due, chosen, logprobs))
 
+    @torch.inference_mode()
+    def hidden(self, batch: Batch) -> torch.Tensor:
+        """What the head makes of the rows that sample, [rows, outputs of the head].
+
+        For a model whose head makes no logits; see `engine.model.pooling`. Waits for the device.
+
+        Raises:
+            DeviceFailed, Exception: as for `launch`.
+        """
+        self._move_blocks(batch)
+        try:
+            found = self._logits(self._lay_out(batch, None))
+        except Exception as error:
+            raise_if_device_failed(error, batch)
+            raise
+        if self.threads is not None:
+            self.threads.adjust()
+        return found
+
     def run(self, batch: Batch) -> dict[str, int]:
         """Launch a step, wait for it, and return its tokens by request id.
 
@@ -176,28 +195,32 @@ class ModelRunner:
     @torch.inference_mode()
     def draw(self, batch: Batch, due: Sequence[Drawn], fed: Fed | None) -> Draws:
         """Run the forward pass and sample one token for each of `due`, after the block copies."""
-        step = lay_out(
+        step = self._lay_out(batch, fed)
+        model = self.model
+        if isinstance(model, Chooser) and self._multiple == 1 and take_argmax(due):
+            return Draws(model.choose(step.inputs(self._backend), self.kv_pool), due)
+        return self._sampler.draw(self._logits(step), due)
+
+    def _lay_out(self, batch: Batch, fed: Fed | None) -> HostStep:
+        return lay_out(
             batch.catch_up_rows,
             decodes=batch.decodes,
             block_size=self.kv_pool.block_size,
             device=self._device,
             fed=fed,
         )
-        model = self.model
-        if isinstance(model, Chooser) and self._multiple == 1 and take_argmax(due):
-            return Draws(model.choose(step.inputs(self._backend), self.kv_pool), due)
+
+    def _logits(self, step: HostStep) -> torch.Tensor:
         logits = compute_logits(
             step,
-            model=model,
+            model=self.model,
             kv_pool=self.kv_pool,
             backend=self._backend,
             multiple=self._multiple,
             graphs=self._graphs,
         )
         # Logits may be wider than the vocabulary: drop the padding.
-        if logits.shape[1] > model.vocab_size:
-            logits = logits[:, : model.vocab_size]
-        return self._sampler.draw(logits, due)
+        return logits[:, : self.model.vocab_size]
 
     def _move_blocks(self, batch: Batch) -> None:
         try:

@@ -106,15 +106,20 @@ def load_model(
         raise ModelRefused(f"dtype {dtype!r} is not one of auto, {', '.join(DTYPES)}")
     if is_gguf_name(path):
         return _load_file(Path(path), dtype, device)
-    folder = _folder(path)
-    _check_files(folder, path)
-    config = _config(folder)
+    folder, config = opened(path)
     _check_architecture(config)
     model = _read_weights(path, dtype, config, _stored_tensors(path, folder, config))
     if model.dtype not in DTYPES.values():
         known = ", ".join(DTYPES)
         raise ModelRefused(f"{path} is stored as {model.dtype}; set dtype to one of {known}")
     return _loaded(model, folder, content_of_folder(folder), device)
+
+
+def opened(path: str | Path) -> tuple[Path, PreTrainedConfig]:
+    """The local folder of a model and its config. ModelRefused."""
+    folder = _folder(path)
+    _check_files(folder, path)
+    return folder, _config(folder)
 
 
 def _load_file(file: Path, dtype: str, device: torch.device | str) -> LoadedModel:
