@@ -160,6 +160,7 @@ def output_line(line: BatchLine, completions: Sequence[Completion]) -> str:
         model=first.model or line.body.get("model") or "",
         tools=line.call.tool_names,
         reasoning=line.call.reasoning(),
+        has_token_ids=line.body.get("return_token_ids") is True,
     )
     body = response(heading, completions, num_prompts=line.call.num_prompts)
     answer = {"status_code": 200, "request_id": first.request_id, "body": body}

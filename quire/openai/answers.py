@@ -21,7 +21,7 @@ class Heading:
     """The fields common to a response and to all events of a stream. `created`: unix seconds.
 
     `tools` are the names of the functions that the output may call, and `reasoning` the reasoning
-    that it may have.
+    that it may have. If it `has_token_ids`, choices and events have those of their tokens.
     """
 
     id: str
@@ -30,6 +30,7 @@ class Heading:
     model: str
     tools: tuple[str, ...] = ()
     reasoning: ReasoningUse = NO_REASONING
+    has_token_ids: bool = False
 
     @property
     def is_chat(self) -> bool:
@@ -129,7 +130,7 @@ def piece(heading: Heading, index: int, chunk: TokenChunk) -> dict[str, Any]:
     choice = _delta(heading, index, chunk.text)
     if chunk.logprobs:
         choice["logprobs"] = (of_chat if heading.is_chat else of_completion)(chunk.logprobs)
-    return _piece(heading, choice)
+    return _piece(heading, choice | _token_ids(heading, chunk))
 
 
 def ending(heading: Heading, index: int, completion: Completion) -> dict[str, Any]:
@@ -150,12 +151,12 @@ def piece_in_parts(
     delta = message.delta(chunk.text, chunk.text_ends)
     if not delta and message.is_plain:
         delta = {"content": ""}
-    if not delta and not chunk.logprobs:
+    if not delta and not chunk.logprobs and not heading.has_token_ids:
         return None
     choice = _delta(heading, index, "") | {"delta": delta}
     if chunk.logprobs:
         choice["logprobs"] = of_chat(chunk.logprobs)
-    return _piece(heading, choice)
+    return _piece(heading, choice | _token_ids(heading, chunk))
 
 
 def ending_in_parts(
@@ -209,7 +210,11 @@ def _choice(
         choice["message"] = {"role": "assistant", "content": completion.text}
     else:
         choice["text"] = completion.text
-    return choice
+    return choice | _token_ids(heading, completion)
+
+
+def _token_ids(heading: Heading, output: Completion | TokenChunk) -> dict[str, Any]:
+    return {"token_ids": list(output.token_ids)} if heading.has_token_ids else {}
 
 
 def _finish_reason(completion: Completion) -> str:

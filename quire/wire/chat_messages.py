@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.errors import InvalidRequest
@@ -13,6 +13,20 @@ MAX_MESSAGES = 4096
 
 #: The most calls of one message.
 MAX_CALLS = 256
+
+#: The most documents of one chat.
+MAX_DOCUMENTS = 1024
+
+#: The longest `reasoning_effort`, in characters. Templates differ in the words that they know.
+MAX_EFFORT_LENGTH = 32
+
+#: The fields of a body that say how the template renders the messages.
+TEMPLATE_FIELDS = (
+    "add_generation_prompt",
+    "continue_final_message",
+    "documents",
+    "reasoning_effort",
+)
 
 #: The fields in which servers send the reasoning of a message; the first one that is not empty
 #: counts.
@@ -28,6 +42,50 @@ def checked_messages(messages: object) -> list[dict[str, Any]]:
     if not isinstance(messages, list) or not 0 < len(messages) <= MAX_MESSAGES:
         raise InvalidRequest("body.messages", f"must be an array of 1 to {MAX_MESSAGES} messages")
     return [_message(one, f"body.messages.{index}") for index, one in enumerate(messages)]
+
+
+def template_settings_of(
+    body: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]
+) -> Mapping[str, Any]:
+    """How the chat template renders the messages, if not as usual. InvalidRequest.
+
+    `add_generation_prompt`: whether the beginning of the answer follows. `continue_final_message`:
+    the answer goes on with the last message, which stays open. `documents` and `reasoning_effort`
+    are variables of some templates.
+    """
+    found: dict[str, Any] = {}
+    for name in ("add_generation_prompt", "continue_final_message"):
+        if not isinstance(body.get(name), bool | None):
+            raise InvalidRequest(f"body.{name}", "must be true or false")
+    continues, opens = body.get("continue_final_message"), body.get("add_generation_prompt")
+    if continues:
+        if opens:
+            message = "cannot be combined with add_generation_prompt"
+            raise InvalidRequest("body.continue_final_message", message)
+        if messages[-1].get("role") != "assistant" or not messages[-1]["content"]:
+            message = "needs a last message of the assistant that has a content"
+            raise InvalidRequest("body.continue_final_message", message)
+        found["continue_final_message"] = True
+    if continues or opens is False:
+        found["add_generation_prompt"] = False
+    if (documents := body.get("documents")) is not None:
+        found["documents"] = _documents(documents)
+    if (effort := body.get("reasoning_effort")) is not None:
+        if not isinstance(effort, str) or not 0 < len(effort) <= MAX_EFFORT_LENGTH:
+            raise InvalidRequest("body.reasoning_effort", "must be a short text, such as low")
+        found["reasoning_effort"] = effort
+    return found
+
+
+def _documents(documents: object) -> list[dict[str, Any]]:
+    if not isinstance(documents, list) or not 0 < len(documents) <= MAX_DOCUMENTS:
+        message = f"must be an array of 1 to {MAX_DOCUMENTS} documents"
+        raise InvalidRequest("body.documents", message)
+    for index, one in enumerate(documents):
+        is_map = isinstance(one, dict) and all(isinstance(text, str) for text in one.values())
+        if not is_map:
+            raise InvalidRequest(f"body.documents.{index}", "must be a map of texts")
+    return documents
 
 
 def _message(message: object, field: str) -> dict[str, Any]:

@@ -7,12 +7,13 @@ no worker could serve. Does not know the library that enforces a constraint: onl
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 from quire.errors import InvalidRequest, ProtocolError
 from quire.wire.codec import pack, unpack
+from quire.wire.json_text import read_object
 
 Kind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
 
@@ -27,6 +28,24 @@ MAX_SCHEMA_DEPTH = 100
 
 #: The most texts of a `choice`.
 MAX_CHOICES = 1024
+
+#: vLLM's fields of a body, and those of its `structured_outputs` -> our parameter.
+_GUIDED: Final[Mapping[str, Kind]] = {
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+}
+_STRUCTURED: Final[Mapping[str, Kind]] = {
+    "json": "json_schema",
+    "json_object": "json_object",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "grammar",
+}
+
+#: The fields in which a body may have a constraint, besides the parameters themselves.
+CONSTRAINT_FIELDS = ("response_format", "structured_outputs", *_GUIDED)
 
 #: The fields of OpenAI's description of a schema. `strict` has no effect: a schema is always kept.
 _FORMAT_FIELDS = frozenset({"name", "description", "schema", "strict"})
@@ -48,13 +67,74 @@ class Constraint:
     field: str
 
 
-def constraint_of(body: Mapping[str, Any], fields: Mapping[str, Any]) -> Constraint | None:
-    """The constraint in `fields`, the checked sampling parameters of `body`; None without one."""
+def constraint_of(fields: Mapping[str, Any], *, written_as: str | None = None) -> Constraint | None:
+    """The constraint in `fields`, the checked sampling parameters of a body; None without one.
+
+    `written_as` is the field in which the caller wrote it, if that is not the parameter's own.
+    """
     name = next((name for name in CONSTRAINTS if fields[name]), None)
     if name is None:
         return None
-    field = f"body.{name}" if body.get(name) else "body.response_format"
-    return Constraint(name, fields[name], field)
+    return Constraint(name, fields[name], written_as or f"body.{name}")
+
+
+class Written(NamedTuple):
+    """Sampling parameters that the caller wrote in another field, and the path of that field."""
+
+    fields: Mapping[str, Any]
+    path: str | None
+
+
+def written_elsewhere(body: Mapping[str, Any]) -> Written:
+    """The constraint in OpenAI's `response_format` or in a field of vLLM's. InvalidRequest.
+
+    The error names the field. At most one of these fields, and no parameter of ours, may be set.
+    """
+    found = [("body.response_format", fields_of_response_format(body)), *_of_vllm(body)]
+    given = [(path, fields) for path, fields in found if fields]
+    if not given:
+        return Written({}, None)
+    path, fields = given[0]
+    own = next((name for name in CONSTRAINTS if body.get(name) not in (None, False)), None)
+    other = own or (given[1][0].removeprefix("body.") if len(given) > 1 else None)
+    if other is not None:
+        raise InvalidRequest(path, f"cannot be combined with {other}")
+    return Written(fields, path)
+
+
+def _of_vllm(body: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """For each constraint in vLLM's fields its path, and the parameter of ours that it is."""
+    for name, own in _GUIDED.items():
+        if body.get(name) is not None:
+            yield f"body.{name}", _parameter(own, body[name], f"body.{name}")
+    given, field = body.get("structured_outputs"), "body.structured_outputs"
+    if given is None:
+        return
+    if not isinstance(given, Mapping):
+        raise InvalidRequest(field, "must be a map")
+    for name, value in given.items():
+        if name not in _STRUCTURED and value not in (None, False):
+            message = f"is not supported: these are: {', '.join(_STRUCTURED)}"
+            raise InvalidRequest(f"{field}.{name}", message)
+    set_ones = [name for name in _STRUCTURED if given.get(name) not in (None, False)]
+    if len(set_ones) != 1:
+        raise InvalidRequest(field, f"must have one of {', '.join(_STRUCTURED)}")
+    (name,) = set_ones
+    path = f"{field}.{name}"
+    yield path, _parameter(_STRUCTURED[name], given[name], path)
+
+
+def _parameter(name: Kind, value: Any, path: str) -> Mapping[str, Any]:
+    """The value as the parameter. vLLM takes a schema as JSON text, too."""
+    if name == "json_schema" and isinstance(value, str):
+        try:
+            read, fault = read_object(value)
+        except InvalidRequest as error:
+            raise InvalidRequest(path, error.message) from None
+        if fault is not None:
+            raise InvalidRequest(f"{path}.{fault.path}", fault.message)
+        value = read
+    return {name: value}
 
 
 def checked(value: Any) -> Any:
@@ -99,9 +179,6 @@ def fields_of_response_format(body: Mapping[str, Any]) -> dict[str, Any]:
     _refuse_unknown(given, known, "body.response_format")
     if kind == "text":
         return {}
-    for name in CONSTRAINTS:
-        if body.get(name) not in (None, False):
-            raise InvalidRequest("body.response_format", f"cannot be combined with {name}")
     if kind == "json_object":
         return {"json_object": True}
     return {"json_schema": _schema(given.get("json_schema"))}

@@ -17,21 +17,22 @@ from pydantic_core.core_schema import ValidationInfo
 
 from quire.errors import InvalidRequest
 from quire.wire.adapters import named_adapter
-from quire.wire.chat_messages import checked_messages
+from quire.wire.body_fields import KNOWN_FIELDS, changes_nothing, check_options, why_refused
+from quire.wire.chat_messages import checked_messages, template_settings_of
 from quire.wire.codec import MAX_ARRAY_LENGTH, MAX_TOKEN_ID, is_token_ids
 from quire.wire.constraints import (
     CONSTRAINTS,
     MAX_CHOICES,
     Constraint,
+    Written,
     checked,
     constraint_of,
-    fields_of_response_format,
+    written_elsewhere,
 )
 from quire.wire.logprobs import MAX_TOP_LOGPROBS
 from quire.wire.pooling import PoolingParams, parse_pooling
 from quire.wire.refusals import path_of, reason_of
 from quire.wire.tools import ToolUse, template_arguments_of, tool_use_of
-from quire.wire.unsupported import changes_nothing, why_refused
 
 #: The most stop strings, and the most characters of each: all are searched at every token.
 MAX_STOP_STRINGS = 16
@@ -204,7 +205,9 @@ class ParsedBody:
     """A body that has been checked. Exactly one of `prompt` and `messages` is not None.
 
     `pooling` says which vector is wanted; None for an output.
-    `tools` and `template_arguments` are for the chat template.
+    `tools`, `template_arguments` and `template_settings` are for the chat template.
+    Of the prompt's tokens, only the last `max_prompt_tokens` are kept; None keeps all. Requests
+    with another `cache_salt` do not share cached prefixes with this one.
     `model` may include the name of an adapter. Only a worker that serves the model can tell; see
     `quire.wire.adapters`.
     """
@@ -217,25 +220,10 @@ class ParsedBody:
     constraint: Constraint | None = None
     tools: ToolUse | None = None
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    template_settings: Mapping[str, Any] = field(default_factory=dict)
+    max_prompt_tokens: int | None = None
+    cache_salt: str = ""
     pooling: PoolingParams | None = None
-
-
-#: The parameters, and OpenAI's fields that do not change the tokens of one request.
-_KNOWN = frozenset(
-    {*SamplingParams.model_fields}
-    | {"model", "adapter", "stream", "stream_options", "user", "n", "max_completion_tokens"}
-)
-
-_KNOWN_OF: Mapping[GeneratingKind, frozenset[str]] = {
-    "tokens": frozenset(),
-    "completions": frozenset({"response_format"}),
-    # prompt_cache_key and safety_identifier identify the user, as `user` does.
-    "chat.completions": frozenset(
-        {"response_format", "top_logprobs", "prompt_cache_key", "safety_identifier"}
-        | {"tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs"}
-        | {"include_reasoning"}
-    ),
-}
 
 
 def parse_body(kind: Kind, body: Mapping[str, Any]) -> ParsedBody:
@@ -245,7 +233,7 @@ def parse_body(kind: Kind, body: Mapping[str, Any]) -> ParsedBody:
         model, adapter = _model_of(body), named_adapter(body)
         return ParsedBody(prompt, None, SamplingParams(), model, adapter, pooling=pooling)
     subject = "messages" if kind == "chat.completions" else "prompt"
-    known = _KNOWN | _KNOWN_OF[kind]
+    known = KNOWN_FIELDS[kind] | SamplingParams.model_fields.keys()
     for name, value in body.items():
         if name not in known and name != subject and not changes_nothing(kind, name, value):
             reason = why_refused(kind, name, known=SamplingParams.model_fields)
@@ -253,18 +241,37 @@ def parse_body(kind: Kind, body: Mapping[str, Any]) -> ParsedBody:
     if body.get("n") not in (None, 1) or isinstance(body.get("n"), bool):
         raise InvalidRequest("body.n", "must be 1; each choice is a request of its own")
     model = _model_of(body)
+    written = written_elsewhere(body)
     try:
-        sampling = validated(SamplingParams, _sampling_fields(kind, body), prefix="body.")
+        fields = _sampling_fields(kind, body) | dict(written.fields)
+        sampling = validated(SamplingParams, fields, prefix="body.")
     except InvalidRequest as error:
-        # Name the field that the caller wrote.
-        if error.field == "body.max_tokens" and body.get("max_tokens") is None:
-            raise InvalidRequest("body.max_completion_tokens", error.message) from None
-        raise
-    constraint = constraint_of(body, {name: getattr(sampling, name) for name in CONSTRAINTS})
-    parsed = partial(ParsedBody, model=model, adapter=named_adapter(body))
+        raise _as_written(error, body, written) from None
+    parameters: dict[str, Any] = {name: getattr(sampling, name) for name in CONSTRAINTS}
+    constraint = constraint_of(parameters, written_as=written.path)
+    check_options(body)
+    parsed = partial(
+        ParsedBody,
+        model=model,
+        adapter=named_adapter(body),
+        max_prompt_tokens=body.get("truncate_prompt_tokens"),
+        cache_salt=body.get("cache_salt") or "",
+    )
     if kind != "chat.completions":
         return parsed(_prompt(kind, body.get("prompt")), None, sampling, constraint=constraint)
     return _parsed_chat(body, sampling, constraint, parsed)
+
+
+def _as_written(error: InvalidRequest, body: Mapping[str, Any], written: Written) -> InvalidRequest:
+    """The error with the name of the field that the caller wrote."""
+    if error.field == "body.max_tokens" and body.get("max_tokens") is None:
+        return InvalidRequest("body.max_completion_tokens", error.message)
+    own = next(iter(written.fields), None)
+    if written.path is not None and own is not None:
+        name, _, rest = error.field.removeprefix("body.").partition(".")
+        if name == own:
+            return InvalidRequest(f"{written.path}.{rest}".rstrip("."), error.message)
+    return error
 
 
 def _parsed_chat(
@@ -273,8 +280,6 @@ def _parsed_chat(
     constraint: Constraint | None,
     parsed: Callable[..., ParsedBody],
 ) -> ParsedBody:
-    if not isinstance(body.get("include_reasoning"), bool | None):
-        raise InvalidRequest("body.include_reasoning", "must be true or false")
     messages, tools = checked_messages(body.get("messages")), tool_use_of(body)
     if tools is not None:
         constraint = _constraint_with(tools, constraint, sampling)
@@ -288,6 +293,7 @@ def _parsed_chat(
         constraint=constraint,
         tools=tools,
         template_arguments=template_arguments_of(body),
+        template_settings=template_settings_of(body, messages),
     )
 
 
@@ -339,7 +345,7 @@ def _sampling_fields(kind: GeneratingKind, body: Mapping[str, Any]) -> dict[str,
         raise InvalidRequest("body.max_completion_tokens", "contradicts max_tokens")
     if kind == "chat.completions":
         fields |= {"logprobs": _chat_logprobs(body)}
-    return fields | fields_of_response_format(body)
+    return fields
 
 
 def _chat_logprobs(body: Mapping[str, Any]) -> Any:

@@ -51,7 +51,8 @@ class CallRecord:
     `digest` tells whether two calls with the same idempotency key are equal; see `call_of`.
     `num_choices` counts the choices of all prompts together; every prompt has equally many.
     `created` is in seconds since 1970. `tools` are the names of the functions that the answer may
-    call, and `reasoning` the reasoning that it may have.
+    call, and `reasoning` the reasoning that it may have. `has_token_ids`: the answer has those
+    of its tokens.
     """
 
     request_id: str
@@ -63,12 +64,19 @@ class CallRecord:
     digest: str = ""
     tools: tuple[str, ...] = ()
     reasoning: ReasoningUse = NO_REASONING
+    has_token_ids: bool = False
 
     @property
     def heading(self) -> Heading:
         """The fields that are the same in all parts of the answer."""
         return Heading(
-            self.request_id, self.kind, self.created, self.model, self.tools, self.reasoning
+            self.request_id,
+            self.kind,
+            self.created,
+            self.model,
+            self.tools,
+            self.reasoning,
+            self.has_token_ids,
         )
 
     @property
@@ -89,6 +97,8 @@ class CallRecord:
         }
         if self.tools:
             fields["tools"] = list(self.tools)
+        if self.has_token_ids:
+            fields["token_ids"] = True
         return {METADATA_KEY: fields | reasoning_fields(self.reasoning)}
 
     @classmethod
@@ -123,6 +133,7 @@ class CallRecord:
                     digest,
                     tools=names,
                     reasoning=reasoning_use_from(metadata[METADATA_KEY]),
+                    has_token_ids=metadata[METADATA_KEY].get("token_ids") is True,
                 )
         return cls(request_id, "completions", created=created)
 
@@ -214,6 +225,7 @@ def call_of(
         digest=digest[:32],
         tools=request.tool_names,
         reasoning=request.reasoning(reasoning),
+        has_token_ids=body.get("return_token_ids") is True,
     )
     return Call(record, request, is_streamed)
 

@@ -13,7 +13,7 @@ OpenAI's clients send as `default_headers` or `extra_headers`:
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -31,6 +31,9 @@ PRIORITY = "X-Quire-Priority"
 DEADLINE = "X-Quire-Deadline"
 TARGET_LATENCY = "X-Quire-Target-Latency"
 SESSION = "X-Quire-Session"
+
+#: OpenAI's tiers that are not the usual one.
+_TIERS = {"flex": Priority.LOW, "priority": Priority.HIGH}
 
 #: The longest idempotency key, in characters.
 MAX_KEY_LENGTH = 255
@@ -75,6 +78,21 @@ def queue_options_of(request: Request) -> QueueOptions:
         session_id=_session(request.headers.get(SESSION)),
         target_latency_seconds=_seconds(TARGET_LATENCY, request.headers.get(TARGET_LATENCY)),
     )
+
+
+def with_tier(options: QueueOptions, body: Mapping[str, Any]) -> QueueOptions:
+    """The options with the priority of OpenAI's `service_tier`, if the body has one.
+
+    InvalidRequest if the header says something else. Other values are left to the check of the
+    body.
+    """
+    tier = body.get("service_tier")
+    priority = _TIERS.get(tier) if isinstance(tier, str) else None
+    if priority is None:
+        return options
+    if options.priority not in (None, priority):
+        raise InvalidRequest("body.service_tier", f"contradicts the header {PRIORITY}")
+    return replace(options, priority=priority)
 
 
 def response_options_of(body: Mapping[str, Any]) -> ResponseOptions:

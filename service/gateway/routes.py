@@ -47,7 +47,7 @@ from service.gateway.metrics import GatewayMetrics
 from service.gateway.models import Models
 from service.gateway.queue import DEFAULT_TENANT, Queue
 from service.gateway.refusals import Refused, moved, refusal_of, unknown_model, with_headers
-from service.gateway.requests import body_of, queue_options_of, response_options_of
+from service.gateway.requests import body_of, queue_options_of, response_options_of, with_tier
 from service.gateway.settings import GatewaySettings
 from service.gateway.streaming import EventStream
 
@@ -81,7 +81,11 @@ class Gateway:
         def get(path: str, route: str, handler: Handler, admit: Admission | None = None) -> Route:
             # Without `methods`, Starlette accepts every method for an ASGI application.
             endpoint = Endpoint(route, handler, metrics=self.metrics, admit=admit)
-            return Route(path, endpoint, methods=["GET"])
+            made = Route(path, endpoint, methods=["GET"])
+            if admit is not None:
+                # Starlette adds HEAD. The headers of an answer are not known before its end.
+                made.methods = {"GET"}
+            return made
 
         def post(path: str, route: str, handler: Handler, admit: Admission | None = None) -> Route:
             endpoint = Endpoint(route, handler, metrics=self.metrics, admit=admit)
@@ -121,7 +125,7 @@ class Gateway:
                 timeout_seconds=self._settings.body_timeout_seconds,
             )
         )
-        response_options = response_options_of(body)
+        options, response_options = with_tier(options, body), response_options_of(body)
         call = call_of(
             kind,
             body,

@@ -47,6 +47,8 @@ def engine_request(
         raise adapter.refusal(served.adapters)
     sampling = engine_sampling(body.sampling, request_id=request.id)
     prompt_ids, pooling, opening = _prompt_of(request, body, delivery, served)
+    if body.max_prompt_tokens is not None:
+        prompt_ids = prompt_ids[-body.max_prompt_tokens :]
     origin = delivery.origin
     converted = Request(
         request_id=delivery.key,
@@ -58,7 +60,8 @@ def engine_request(
         output_token_ids=list(delivery.token_ids),
         deadline=_deadline_of(request, origin, settings=settings, now_ms=now_ms),
         due=origin.due,
-        cache_salt=request.tenant,
+        # No tenant has a zero byte in its name.
+        cache_salt=f"{request.tenant}\0{body.cache_salt}" if body.cache_salt else request.tenant,
         adapter=adapter.name if adapter is not None else None,
         text=_text_stream(request, body, served, sampling, prompt_ids, opening=opening)
         if pooling is None
@@ -91,6 +94,7 @@ def _prompt_of(
         created_ms=request.created_ms,
         tools=body.tools.tools if body.tools is not None else (),
         arguments=body.template_arguments,
+        settings=body.template_settings,
     )
     if holds_control_text:
         delivery.origin = with_control_text(delivery.origin)

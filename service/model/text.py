@@ -59,7 +59,13 @@ PROBES: Sequence[Messages] = (
 TOOLS = "tools"
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 #: Names that the library's renderer reads itself; no caller may set them.
-_SETTINGS = frozenset({"messages", "documents", "add_generation_prompt", "continue_final_message"})
+_SETTINGS = frozenset({"messages", "add_generation_prompt", "continue_final_message"})
+#: What callers may send for the template, if it reads a variable of that name.
+_GIVEN = {
+    TOOLS: "tools",
+    "documents": "documents",
+    "reasoning_effort": "effort of reasoning",
+}
 
 #: When the chat that is being rendered was created, in milliseconds since 1970.
 _CREATED_MS: ContextVar[int] = ContextVar("created_ms")
@@ -144,11 +150,13 @@ class ModelTokenizer:
         created_ms: int,
         tools: Sequence[Mapping[str, Any]] = (),
         arguments: Mapping[str, Any] = NOTHING,
+        settings: Mapping[str, Any] = NOTHING,
     ) -> ChatPrompt:
         """Ids of a chat as the model's template renders it, up to the beginning of the answer.
 
         `tools` are functions in OpenAI's form. `arguments` are variables of the template; those
-        that it does not read are ignored.
+        that it does not read are ignored. `settings` say how it renders; see
+        `quire.wire.chat_messages.template_settings_of`.
 
         The `opening` of the result is a mark of reasoning with which the prompt ends, if it does.
 
@@ -161,20 +169,21 @@ class ModelTokenizer:
         the same prompt.
 
         Raises:
-            InvalidRequest: the model has no template, its template knows no tools, or it refuses
-                these messages.
+            InvalidRequest: the model has no template, its template does not read what must be in
+                the prompt, or it refuses these messages.
         """
         if self._render_chat is None or self._control is None:
             raise InvalidRequest("kind", self._no_chat)
-        if tools and TOOLS not in self._variables:
-            raise InvalidRequest("body.tools", "this model's chat template knows no tools")
+        wanted = {**settings, TOOLS: list(tools)} if tools else dict(settings)
+        for name, what in _GIVEN.items():
+            if name in wanted and name not in self._variables:
+                message = f"this model's chat template knows no {what}"
+                raise InvalidRequest(f"body.{name}", message)
         created = _CREATED_MS.set(created_ms)
         try:
             plain = [_with_plain_content(message) for message in messages]
             given = {name: value for name, value in arguments.items() if name in self._variables}
-            if tools:
-                given[TOOLS] = list(tools)
-            text = self._render_chat(plain, **given)
+            text = self._render_chat(plain, **{**given, **wanted})
             end = self._control.unmarked(text[-MAX_OPENING_LENGTH:])
             return self._control.encode(text)._replace(opening=_opening_at(end))
         except Exception as error:
@@ -273,11 +282,8 @@ def _chat_of(loaded: Any) -> dict[str, Any]:
     }
 
     def render(messages: Messages, **settings: Any) -> str:
-        return str(
-            loaded.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True, **settings
-            )
-        )
+        as_usual = {"tokenize": False, "add_generation_prompt": True}
+        return str(loaded.apply_chat_template(list(messages), **as_usual | settings))
 
     def render_marked(messages: Messages, **settings: Any) -> str:
         return render(messages, **settings, chat_template=own_source, **special)

@@ -20,6 +20,9 @@ from service.gateway.refusals import Refusal, Refused, refusal_of, unavailable
 #: The status under which web servers count a request whose caller disconnected.
 STATUS_HUNG_UP = 499
 
+#: The header by which a browser's preflight is known.
+PREFLIGHT = "Access-Control-Request-Method"
+
 Handler = Callable[[Request], Awaitable[Response]]
 
 _log = structlog.get_logger("service.gateway")
@@ -115,11 +118,17 @@ def error_response(refusal: Refusal) -> Response:
 
 
 async def no_route(request: Request, error: Exception) -> Response:
-    """The response for an unknown path or method."""
+    """The response for an unknown path or method.
+
+    OPTIONS asks which methods a path takes. A browser's preflight asks more than that: where this
+    function gets one, no page of another origin is allowed.
+    """
     assert isinstance(error, HTTPException)
     path, headers = request.url.path, error.headers or {}
     if error.status_code == 405:
         allowed = headers.get("Allow", "other methods")
+        if request.method == "OPTIONS" and PREFLIGHT not in request.headers:
+            return Response(status_code=204, headers={"Allow": f"{allowed}, OPTIONS"})
         message = f"{path} does not take {request.method}; it takes {allowed}"
         return error_response(Refusal(405, "method_not_allowed", message, headers=headers))
     message = f"this gateway has no path {path}"

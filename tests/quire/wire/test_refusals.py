@@ -70,25 +70,21 @@ def test_a_misspelt_field_of_a_body_is_told_with_the_one_that_was_meant():
 @pytest.mark.parametrize(
     ("kind", "field", "told"),
     [
-        ("completions", {"echo": True}, "echo: is not supported: leave it out, or set it to false"),
+        (
+            "completions",
+            {"echo": True},
+            "echo: is not supported: the caller has the prompt: leave it out, or set it to false",
+        ),
         ("completions", {"best_of": 4}, "best_of: is not supported: leave it out, or set it to 1"),
         ("completions", {"suffix": "x"}, "suffix: is not supported: leave it out"),
         ("completions", {"tools": []}, "tools: unknown field"),
         (
             "chat.completions",
             {"functions": [{}]},
-            "functions: is not supported: leave it out, or set it to []",
+            "functions: is not supported: use tools: leave it out, or set it to []",
         ),
         ("chat.completions", {"verbosity": "low"}, "verbosity: is not supported: leave it out"),
-        (
-            "chat.completions",
-            {"service_tier": "flex"},
-            (
-                'service_tier: is not supported: leave it out, or set it to "auto", '
-                'or set it to "default"'
-            ),
-        ),
-        ("chat.completions", {"echo": True}, "echo: unknown field"),
+        ("chat.completions", {"suffix": "x"}, "suffix: unknown field"),
     ],
 )
 def test_a_field_that_openai_has_is_told_from_one_that_nobody_has(kind, field, told):

@@ -7,13 +7,14 @@ import pytest
 from quire.cli.verbs import VERBS
 from quire.errors import QuireError
 from quire.wire.sampling import SamplingParams
-from service.pages import cli_page, errors_page, sampling_page
+from service.pages import cli_page, errors_page, fields_page, sampling_page
 from tests.service.builders import CHECKOUT
 
 GENERATORS = {
     "sampling-parameters.md": sampling_page,
     "errors.md": errors_page,
     "cli.md": cli_page,
+    "openai-fields.md": fields_page,
 }
 
 
@@ -50,6 +51,13 @@ def test_an_error_without_a_word_on_retries_stops_the_generator(monkeypatch):
     monkeypatch.setattr(errors_page, "RETRY", {})
     with pytest.raises(KeyError):
         errors_page.render_markdown()
+
+
+def test_a_field_without_a_meaning_stops_the_generator(monkeypatch):
+    assert set(fields_page.TAKEN) == set().union(*(fields_page.KNOWN_FIELDS.values()))
+    monkeypatch.delitem(fields_page.TAKEN, "user")
+    with pytest.raises(KeyError):
+        fields_page.render_markdown()
 
 
 def test_every_verb_has_its_section():
