@@ -311,8 +311,9 @@ def _constraint_with(
     if constraint is not None:
         raise InvalidRequest(constraint.field, "cannot be combined with tools")
     required = tools.constraint()
-    if required is not None and sampling.ignore_eos:
-        raise InvalidRequest("body.ignore_eos", "cannot be combined with a required call")
+    if (required is not None or tools.strict) and sampling.ignore_eos:
+        what = "a required call" if required is not None else "a strict function"
+        raise InvalidRequest("body.ignore_eos", f"cannot be combined with {what}")
     return required
 
 

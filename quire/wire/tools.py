@@ -7,7 +7,7 @@ not know how a model writes its calls.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,12 +35,20 @@ class ToolUse:
 
     `tools` are in OpenAI's form, as templates take them. `required` are the names of which one must
     be called: all of them, the one that the caller chose, or none. `is_parallel`: an output may
-    have several calls.
+    have several calls. `strict` are the names of those whose arguments must be valid whenever they
+    are called; with `required`, all must be.
     """
 
     tools: tuple[Mapping[str, Any], ...]
     required: tuple[str, ...] = ()
     is_parallel: bool = True
+    strict: tuple[str, ...] = ()
+
+    @property
+    def strict_field(self) -> str:
+        """The field that asks for valid arguments."""
+        index = self.names.index(self.strict[0])
+        return f"body.tools.{index}.function.strict"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -60,6 +68,19 @@ class ToolUse:
             return Constraint("json_schema", checked(self._schema()), field)
         except ValueError as error:
             raise InvalidRequest(field, str(error)) from error
+
+    def schema_of_call(self) -> dict[str, Any]:
+        """The schema of one call of any function: an object with the name and the arguments.
+
+        The arguments of a function that is not strict are any object.
+        """
+        tools = [
+            tool
+            if tool["function"]["name"] in self.strict
+            else {"function": {"name": tool["function"]["name"], "parameters": {"type": "object"}}}
+            for tool in self.tools
+        ]
+        return ToolUse(tuple(tools), self.names, is_parallel=False)._schema()
 
     def _schema(self) -> dict[str, Any]:
         functions = [tool["function"] for tool in self.tools]
@@ -102,9 +123,8 @@ def tool_use_of(body: Mapping[str, Any]) -> ToolUse | None:
     required = _required(choice, names)
     if choice == "none":
         return None
-    if not required:
-        _refuse_strict(tools)
-    return ToolUse(tuple(tools), required, is_parallel=parallel is not False)
+    strict = () if required else tuple(_strict_names(tools))
+    return ToolUse(tuple(tools), required, is_parallel=parallel is not False, strict=strict)
 
 
 def template_arguments_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -177,12 +197,10 @@ def _required(choice: object, names: Sequence[str]) -> tuple[str, ...]:
     return (str(name),)
 
 
-def _refuse_strict(tools: Sequence[Mapping[str, Any]]) -> None:
-    for index, tool in enumerate(tools):
+def _strict_names(tools: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for tool in tools:
         if tool["function"].get("strict"):
-            field = f"body.tools.{index}.function.strict"
-            message = "needs a tool_choice of required or of one function"
-            raise InvalidRequest(field, message)
+            yield tool["function"]["name"]
 
 
 def _refuse_others(given: Mapping[Any, Any], known: frozenset[str] | set[str], field: str) -> None:

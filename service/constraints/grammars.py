@@ -10,7 +10,7 @@ the limit, perhaps because other matchers have used up the states, gets a new co
 import json
 from collections.abc import Collection, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from tokenizers import Tokenizer
 
@@ -47,6 +47,14 @@ JSON_SPACE = r"[ \n\r\t]{1,32}"
 #: spellings of a key. The library compares keys by their spelling, so a key of the schema in
 #: another spelling could have any value.
 JSON_ESCAPES = 'nrbtf\\"'
+#: The library's options for a schema.
+JSON_OPTIONS: Final[Any] = {
+    "whitespace_pattern": JSON_SPACE,
+    "lenient": False,
+    "coerce_one_of": False,
+    "json_allowed_escapes": JSON_ESCAPES,
+    "json_allow_general_unicode_escapes": False,
+}
 #: The schema of `json_object`.
 ANY_OBJECT = {"type": "object"}
 #: How to install the library.
@@ -205,13 +213,7 @@ class CompiledGrammars:
             # the library would enforce only a part of it.
             return matcher.grammar_from_json_schema(
                 schema,
-                overrides={
-                    "whitespace_pattern": JSON_SPACE,
-                    "lenient": False,
-                    "coerce_one_of": False,
-                    "json_allowed_escapes": JSON_ESCAPES,
-                    "json_allow_general_unicode_escapes": False,
-                },
+                overrides=JSON_OPTIONS,
             )
         if kind == "regex":
             return matcher.grammar_from_regex(value)

@@ -13,6 +13,8 @@ from quire.wire.adapters import adapter_of
 from quire.wire.constraints import CONSTRAINTS, Constraint
 from quire.wire.pooling import is_pooled
 from quire.wire.protocol import GenerationRequest, Kind, ParsedBody, SamplingParams
+from service.constraints.schemas import SchemaRefused
+from service.constraints.strict_calls import strict_grammar
 from service.incoming.origins import with_control_text
 from service.model.served import ServedModel
 from service.model.text import ModelTokenizer
@@ -68,7 +70,26 @@ def engine_request(
         else None,
         pooling=pooling,
     )
-    return converted, body.constraint
+    return converted, body.constraint or _strict_constraint(body, served)
+
+
+def _strict_constraint(body: ParsedBody, served: ServedModel) -> Constraint | None:
+    """The constraint on an output that may call strict functions. InvalidRequest."""
+    tools, marks = body.tools, served.tokenizer.call_marks
+    if tools is None or not tools.strict:
+        return None
+    field = tools.strict_field
+    if marks is None:
+        message = (
+            "cannot be enforced, as this model has no mark that tells its calls from text; a"
+            " tool_choice of required or of one function can be"
+        )
+        raise InvalidRequest(field, message)
+    try:
+        grammar = strict_grammar(marks, tools.schema_of_call(), is_parallel=tools.is_parallel)
+    except SchemaRefused as error:
+        raise InvalidRequest(field, str(error)) from error
+    return Constraint("grammar", grammar, field)
 
 
 def _prompt_of(

@@ -24,6 +24,7 @@ from engine.sampling_params import SamplingParams
 from quire.errors import InvalidRequest
 from quire.openai.tools.formats import REASONING_FORMATS
 from quire.wire.logprobs import TokenLogprob, TopLogprob
+from service.constraints.strict_calls import CallMarks, call_marks
 from service.model.chat_template import JOIN, joined, own_text, rewritten
 from service.model.control_tokens import ChatPrompt, ControlTokens
 from service.model.encoding import encoded
@@ -76,7 +77,10 @@ RenderChat = Callable[..., str]
 
 
 class ModelTokenizer:
-    """The tokenizer of one model. The intake thread and the engine thread may use it at once."""
+    """The tokenizer of one model. The intake thread and the engine thread may use it at once.
+
+    `call_marks` says how the model writes calls; None if a constraint cannot enforce them.
+    """
 
     def __init__(
         self,
@@ -86,7 +90,9 @@ class ModelTokenizer:
         control: ControlTokens | None = None,
         variables: Collection[str] = (),
         no_chat: str = "this model has no chat template",
+        call_marks: CallMarks | None = None,
     ) -> None:
+        self.call_marks = call_marks
         self._tokenizer = tokenizer
         self._render_chat = render_chat
         if render_chat is not None and control is None:
@@ -290,7 +296,12 @@ def _chat_of(loaded: Any) -> dict[str, Any]:
 
     _must_agree(render, render_marked, loaded.backend_tokenizer, control)
     variables = find_undeclared_variables(environment.parse(source)) - _SETTINGS
-    return {"render_chat": render_marked, "control": control, "variables": variables}
+    return {
+        "render_chat": render_marked,
+        "control": control,
+        "variables": variables,
+        "call_marks": call_marks(own_text(environment, source), _special(loaded.backend_tokenizer)),
+    }
 
 
 def _must_agree(
@@ -319,12 +330,16 @@ def _opening_at(end: str) -> str:
 
 def _special_but_marks(tokenizer: Tokenizer) -> frozenset[int] | None:
     """The special tokens without the marks of reasoning; None if no mark is a special token."""
-    added = tokenizer.get_added_tokens_decoder()
-    special = {token.content: token_id for token_id, token in added.items() if token.special}
+    special = _special(tokenizer)
     marks = {mark for one in REASONING_FORMATS if one.begin in special for mark in one.marks}
     if not marks:
         return None
     return frozenset(token_id for text, token_id in special.items() if text not in marks)
+
+
+def _special(tokenizer: Tokenizer) -> dict[str, int]:
+    added = tokenizer.get_added_tokens_decoder()
+    return {token.content: token_id for token_id, token in added.items() if token.special}
 
 
 def _strftime_of_chat(form: str) -> str:

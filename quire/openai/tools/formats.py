@@ -9,6 +9,7 @@ come with the models.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,7 @@ class ToolFormat:
     `begin` is the mark before a call or before a list of calls. `ends` are the marks after a call,
     and `around` those around all calls; none of them is content. With a `separator`, a call is
     `prefix`, the name, `separator` and the arguments; without one, it is a JSON object.
+    `shape` says what follows each mark if a constraint can enforce it: one object, or a list.
     """
 
     family: str
@@ -26,6 +28,7 @@ class ToolFormat:
     around: tuple[str, ...] = ()
     prefix: str = ""
     separator: str = ""
+    shape: Literal["", "object", "list"] = ""
 
 
 def _deepseek(*words: str) -> str:
@@ -39,11 +42,13 @@ _DEEPSEEK_AROUND = (_deepseek("calls", "begin"), _deepseek("calls", "end"))
 #: All formats. Where two have the same opening mark, a later one is tried if the text is not that
 #: of an earlier one.
 FORMATS = (
-    ToolFormat("Hermes, Qwen, SmolLM, Granite 4", "<tool_call>", ends=("</tool_call>",)),
+    ToolFormat(
+        "Hermes, Qwen, SmolLM, Granite 4", "<tool_call>", ends=("</tool_call>",), shape="object"
+    ),
     ToolFormat("Llama 3", "<|python_tag|>"),
-    ToolFormat("Mistral", "[TOOL_CALLS]"),
+    ToolFormat("Mistral", "[TOOL_CALLS]", shape="list"),
     ToolFormat("Mistral since version 11", "[TOOL_CALLS]", separator="[ARGS]"),
-    ToolFormat("Granite 3, Phi-4-mini", "<|tool_call|>", ends=("<|/tool_call|>",)),
+    ToolFormat("Granite 3, Phi-4-mini", "<|tool_call|>", ends=("<|/tool_call|>",), shape="list"),
     ToolFormat(
         "DeepSeek V3, R1",
         _deepseek("call", "begin"),

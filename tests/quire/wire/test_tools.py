@@ -61,7 +61,6 @@ def parsed(**fields: Any) -> ParsedBody:
         ({"tools": [function("f", parameters={"type": "array"})]}, "tools.0.function.parameters"),
         ({"tools": [function("f", description=3)]}, "tools.0.function.description"),
         ({"tools": [function("f", strict="yes")]}, "tools.0.function.strict"),
-        ({"tools": [function("f", strict=True)]}, "tools.0.function.strict"),
         ({"tools": [function("f", returns={})]}, "tools.0.function.returns"),
         ({"tools": [NOW], "tool_choice": "any"}, "tool_choice"),
         ({"tools": [NOW], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
