@@ -347,8 +347,12 @@ def _strftime_of_chat(form: str) -> str:
 
 
 def _with_plain_content(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with its text parts joined: most templates support only plain strings."""
+    """The message as templates take it: its text parts joined, its reasoning under every name."""
     content = message["content"]
+    thought = message.get("reasoning_content")
+    # Some templates have other names for it. That of gpt-oss refuses it beside content and calls.
+    if thought and not (content and message.get("tool_calls")):
+        message = {"reasoning": thought, "thinking": thought, **message}
     if isinstance(content, str):
         return message
     return {**message, "content": "".join(part["text"] for part in content)}

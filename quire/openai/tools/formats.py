@@ -113,4 +113,12 @@ REASONING_FORMATS = (
         "Here is my response:",
         asked_by="thinking",
     ),
+    # Messages with a channel each; the parser reads them in its own way.
+    ReasoningFormat(
+        "harmony",
+        "gpt-oss",
+        "<|channel|>",
+        "<|end|>",
+        around=("<|message|>", "<|start|>", "<|constrain|>", "<|call|>", "<|return|>"),
+    ),
 )

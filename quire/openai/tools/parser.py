@@ -6,6 +6,7 @@ reader that begins again gets the same pieces, in the middle of a call, too.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -25,6 +26,9 @@ PieceKind = Literal["content", "reasoning", "call", "arguments"]
 
 #: The most characters that are read at once: each mark is searched for in all that is read.
 MAX_CHUNK = 1024
+
+#: The longest header of a message of gpt-oss, in characters.
+MAX_HEADER_LENGTH = 256
 
 #: What a call without arguments passes on.
 _NO_ARGUMENTS = "{}"
@@ -147,6 +151,9 @@ class ToolCallParser:
         else:
             self._text.unread()
             return
+        if one.name == "harmony":
+            self._text.unread()
+            yield from self._harmony()
         self._bounds.append(0)
         yield from self._text.drop_space()
         self._held_kind = "reasoning"
@@ -158,6 +165,27 @@ class ToolCallParser:
         if one.around and (yield from self._text.skip(one.around[0])):
             self._dropped = one.around[1:]
             yield from self._text.drop_space()
+
+    def _harmony(self) -> Reading[None]:
+        """Reads the messages of gpt-oss, up to the end of the output.
+
+        Each has a header, which names its channel or the function that it calls. The channel
+        `analysis` is reasoning.
+        """
+        while True:
+            header = yield from self._text.until(_MESSAGE, at_most=MAX_HEADER_LENGTH)
+            kind: PieceKind = "reasoning" if _ANALYSIS.search(header) else "content"
+            if called := _CALLED.search(header):
+                self._begin_call(called[1])
+                kind = "arguments"
+            self._text.drop()
+            if kind == "reasoning":
+                self._bounds.append(self._text.num_read)
+            self._held_kind = kind
+            yield from self._read_until(_ENDS_OF_MESSAGE, kind=kind)
+            if kind == "reasoning":
+                self._bounds.append(self._text.num_read)
+            self._held_kind = None
 
     def _pass_all(self) -> Reading[None]:
         while True:
@@ -303,3 +331,7 @@ _ARGUMENTS = ("arguments", "parameters")
 _BEGINS = tuple(dict.fromkeys(one.begin for one in FORMATS))
 _ENDS = tuple(mark for one in FORMATS for mark in (*one.ends, *one.around))
 _AROUND = tuple(dict.fromkeys(mark for one in FORMATS for mark in one.around))
+_MESSAGE = "<|message|>"
+_ENDS_OF_MESSAGE = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
+_ANALYSIS = re.compile(r"<\|channel\|>\s*analysis\b")
+_CALLED = re.compile(r"\bto=functions\.([a-zA-Z0-9_-]+)")

@@ -9,7 +9,9 @@ from typing import Any, Literal
 from quire.openai.tools.formats import REASONING_FORMATS, ReasoningFormat
 
 #: All formats by their marks; no format; or only the named one.
-ReasoningSetting = Literal["auto", "none", "think", "mistral", "seed", "command", "granite"]
+ReasoningSetting = Literal[
+    "auto", "none", "think", "mistral", "seed", "command", "granite", "harmony"
+]
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,6 +143,17 @@ REASONING = [
      [thought("a"), content("b")]),
     ("granite", "Here is my thought process: a\n\nHere is my response: b",
      [thought("a"), content("b")]),
+    ("harmony", ("<|channel|>analysis<|message|>a b<|end|><|start|>assistant"
+     "<|channel|>final<|message|>It is."), [thought("a b"), content("It is.")]),
+    ("harmony", ("<|channel|>analysis<|message|>a<|end|><|start|>assistant<|channel|>commentary"
+     ' to=functions.f <|constrain|>json<|message|>{"q": 1}<|call|>'),
+     [thought("a"), *call(0, "f", '{"q": 1}')]),
+    ("harmony", ("<|channel|>commentary<|message|>I ask.<|end|><|start|>assistant to=functions.g"
+     "<|channel|>commentary json<|message|>{}"), [content("I ask."), *call(0, "g", "{}")]),
+    ("harmony", "<|channel|>commentary to=functions.h<|message|>{}",
+     [content("<|channel|>commentary to=functions.h<|message|>{}")]),
+    ("harmony", "<|channel|>analysis<|message|>a<|end|><|start|>assi", [thought("a")]),
+    ("harmony", "<|channel|>" + "x" * 300, [content("<|channel|>" + "x" * 300)]),
 ]  # fmt: skip
 
 
@@ -212,6 +223,17 @@ def test_the_tokens_of_reasoning_are_counted_however_the_text_comes() -> None:
     assert cut.num_reasoning_tokens == 3
 
 
+def test_the_tokens_of_each_message_of_reasoning_are_counted() -> None:
+    head, end = ["<|channel|>", "analysis", "<|message|>"], ["<|end|>", "<|start|>", "assistant"]
+    tokens = [*head, "a", "b", *end, *head, "c", *end, "<|channel|>", "final", "<|message|>", "d"]
+    for size in (1, 3, len(tokens)):
+        stream = MessageStream("a", 0)
+        for first in range(0, len(tokens), size):
+            part = tokens[first : first + size]
+            stream.delta("".join(part), list(accumulate(map(len, part))))
+        assert stream.num_reasoning_tokens == len(["a", "b", "<|end|>", "c", "<|end|>"]), size
+
+
 def test_without_the_ends_of_the_texts_nothing_is_counted() -> None:
     stream = MessageStream("a", 0)
     stream.delta("<think>a</think>b")
@@ -260,6 +282,8 @@ def _string(draw: random.Random) -> str:
         "<think>" + "</think" * 3_000,
         "<think>" * 3_000,
         "<think>" + " " * 20_000,
+        "<|channel|>analysis<|message|>" + "<|end|" * 3_000,
+        "<|channel|>a<|message|><|end|>" * 600,
     ],
     ids=lambda text: text[:40].strip() or "newlines",
 )
