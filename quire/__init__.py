@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from quire.transport.connection import connect
     from quire.transport.local_redis import LocalRedis
     from quire.wire.arguments import RequestArguments
+    from quire.wire.ends import End
     from quire.wire.logprobs import TokenLogprob, TopLogprob
     from quire.wire.protocol import (
         PROTOCOL_VERSION,
@@ -74,6 +75,7 @@ __all__ = [
     "Completion",
     "DeadlineExceeded",
     "DurabilityUnavailable",
+    "End",
     "ErrorInfo",
     "Execution",
     "Fairness",
@@ -137,6 +139,7 @@ _NAMES_OF = {
     "client.group_handle": ("GroupHandle",),
     "client.reader": ("SharedReadsBroker",),
     "transport.local_redis": ("LocalRedis",),
+    "wire.ends": ("End",),
     "wire.logprobs": ("TokenLogprob", "TopLogprob"),
     "wire.protocol": (
         "PROTOCOL_VERSION",

@@ -57,7 +57,8 @@ hash tag: a whole shard lies in one slot, so that every transition can be one sc
                                  of requests without one, from when they may be claimed.
                                  Also what operators set for tenants: the limits `max_rate` and
                                  `max_rate_of:<tenant>` in tokens per minute, `fairness` (`tokens`)
-                                 and `weight:<tenant>`.
+                                 and `weight:<tenant>`. `ends`: about how many ends are kept, 0
+                                 for none.
     turn                hash     open request of a session -> `<number> <moment> <priority>
                                  <deadline_ms> <tenant>:<session>`. The number is its `turn` and
                                  the moment that by which it is ranked, both in microseconds. With
@@ -70,6 +71,11 @@ hash tag: a whole shard lies in one slot, so that every transition can be one sc
     g:<group>           hash     state -> number of the group's requests in it.
     gm:<group>          set      the group's requests that have not ended.
     ge:<group>          stream   the ends of the group's requests, in order: id, state.
+    ends                stream   the ends of the requests, in order, one entry for each: id, tenant,
+                                 priority, submitted_ms, tokens (those of the log), state, and
+                                 `done` as in the output log. The script that writes the terminal
+                                 entry adds it. Only about the newest 10,000 are kept, or as many as
+                                 operators set. Sinks read it by consumer groups of their own.
     survey              hash     `cursor` and `due_ms`: how far the comparison of the open requests
                                  with the rank sets has come, and when it continues. Expires after
                                  a day.
@@ -142,8 +148,9 @@ Fields of the request record; all times are unix ms of Redis' own clock except `
 Every per-request key is created with an expiry: the longest time in the queue plus the retention.
 It is renewed while the request is open, and cut to the retention when it ends. The keys of a group
 expire with the last of its requests. Only `in:*`, `rank:*`, `arrival`, `lease`, `place`, `delay`,
-`wait`, `turn`, `turns`, `open`, `counts` and `control` belong to the queue itself and have no
-expiry; `dead` is deleted with its last letter. A batcher deletes files and batches at their time.
+`wait`, `turn`, `turns`, `ends`, `open`, `counts` and `control` belong to the queue itself and have
+no expiry; `dead` is deleted with its last letter. A batcher deletes files and batches at their
+time.
 """
 
 from __future__ import annotations
@@ -246,7 +253,15 @@ class Keys:
         accounting = (self.open, self.counts, self.delay, self.control, self.wait)
         ingress = self.all_ingress[:NUM_PRIORITIES]
         ranking = (*self.all_ranks, self.arrival, *map(self.fair, range(NUM_PRIORITIES)), self.rate)
-        return (*accounting, *ingress, self.log_positions, *ranking, self.turn, self.turns)
+        return (
+            *accounting,
+            *ingress,
+            self.log_positions,
+            *ranking,
+            self.turn,
+            self.turns,
+            self.ends,
+        )
 
     @property
     def of_workers(self) -> tuple[str, ...]:
@@ -264,6 +279,10 @@ class Keys:
     @property
     def turns(self) -> str:
         return f"{self.prefix}:turns"
+
+    @property
+    def ends(self) -> str:
+        return f"{self.prefix}:ends"
 
     def idempotency(self, tenant: str, key: str) -> str:
         """A tenant has no colon (protocol.py checks it), so two pairs never have the same key."""

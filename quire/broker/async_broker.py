@@ -9,12 +9,13 @@ from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 
-from quire.broker import grouping, reading
+from quire.broker import grouping, reading, telling
 from quire.broker.absence import absence
 from quire.broker.async_reader import AsyncReader
 from quire.broker.async_shard import AsyncShard, taking_turns
 from quire.broker.grouping import FIRST_POSITION, GroupEnd, at_most
 from quire.broker.producing import cancelling, script_settings, submitting
+from quire.broker.telling import Delivery
 from quire.broker.waits import MAX_ENTRIES_PER_STREAM
 from quire.keys import Keys
 from quire.transitions.calls import submit_call
@@ -26,6 +27,7 @@ from quire.transport.connection import (
     refuse_unknown_options,
 )
 from quire.transport.sentinel import connect_through_sentinels, is_sentinel_url
+from quire.wire.ends import End
 from quire.wire.message import Message
 from quire.wire.output import State
 from quire.wire.protocol import GenerationRequest
@@ -153,3 +155,30 @@ class AsyncBroker(AsyncShard):
     async def cancel_many(self, request_ids: Sequence[str]) -> dict[str, State]:
         """See `Broker.cancel_many`."""
         return await self._run(grouping.cancel_many(self.keys, request_ids))
+
+    # The ends of the queue; see `Telling`. A read that waits uses a connection of its own.
+
+    async def told(self, *, after: str, block_seconds: float | None = None) -> list[End]:
+        """See `Broker.told`."""
+        block = at_most(block_seconds, self._longest_block)
+        return await self._run(telling.told(self.keys, after=after, block_seconds=block))
+
+    async def deliver(
+        self, group: str, consumer: str, *, block_seconds: float | None = None
+    ) -> Delivery:
+        """See `Broker.deliver`."""
+        block = at_most(block_seconds, self._longest_block)
+        return await self._run(telling.deliver(self.keys, group, consumer, block_seconds=block))
+
+    async def delivered(self, group: str, consumer: str) -> Delivery:
+        """See `Broker.delivered`."""
+        return await self._run(telling.delivered(self.keys, group, consumer))
+
+    async def take_over(self, group: str, consumer: str, *, idle_seconds: float) -> Delivery:
+        """See `Broker.take_over`."""
+        taking = telling.take_over(self.keys, group, consumer, idle_seconds=idle_seconds)
+        return await self._run(taking)
+
+    async def acknowledge(self, group: str, positions: Sequence[str]) -> None:
+        """See `Broker.acknowledge`."""
+        await self._run(telling.acknowledge(self.keys, group, positions))

@@ -16,6 +16,7 @@ from quire.broker.grouping import Grouping, at_most
 from quire.broker.moving import Moving
 from quire.broker.operating import Operating
 from quire.broker.producing import cancelling, script_settings, submitting
+from quire.broker.telling import Telling
 from quire.broker.working import Working
 from quire.keys import Keys
 from quire.transitions import output_log
@@ -26,7 +27,7 @@ from quire.wire.output import State
 from quire.wire.protocol import GenerationRequest
 
 
-class Broker(Working, Moving, Operating, Grouping):
+class Broker(Working, Moving, Operating, Grouping, Telling):
     """The transitions of one queue shard over one Redis connection (see `connection.connect`).
 
     Safe to share between threads. Set the same durations for all brokers of a queue.

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from quire.broker.broker import Broker
+from quire.broker.telling import ENDS_KEPT
 from quire.cli.console import Console, add_server, brokers_of, not_negative
 from quire.cli.exit_codes import EXIT_OK
 from quire.errors import InvalidRequest
@@ -50,6 +51,8 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--request-timeout", type=not_negative, metavar="SECONDS", help=help_)
     help_ = "target latency of requests without one, from when they may be claimed; 0 for none"
     parser.add_argument("--target-latency", type=not_negative, metavar="SECONDS", help=help_)
+    help_ = f"about how many ends are kept for readers, {ENDS_KEPT} unless set; 0 tells none"
+    parser.add_argument("--ends", type=_limit, metavar="N", help=help_)
     add_server(parser)
     parser.epilog = (
         "Without a flag it shows the limits. 0 removes a limit; a limit without its flag stays. "
@@ -79,6 +82,8 @@ def run_limits(arguments: argparse.Namespace, console: Console) -> int:
             broker.set_limits(limits)
         _share(broker, arguments)
         _set_defaults(broker, arguments)
+        if arguments.ends is not None and arguments.ends != broker.ends_kept():
+            _keep_ends(broker, arguments.ends)
     _show(brokers, console)
     return EXIT_OK
 
@@ -108,6 +113,13 @@ def _set_defaults(broker: Broker, arguments: argparse.Namespace) -> None:
         broker.set_defaults(defaults)
 
 
+def _keep_ends(broker: Broker, number: int) -> None:
+    try:
+        broker.keep_ends(number)
+    except ValueError as error:
+        raise InvalidRequest("ends", str(error)) from None
+
+
 def _merged(
     before: Mapping[str, int], changes: Sequence[tuple[str, int | None]]
 ) -> Mapping[str, int]:
@@ -123,21 +135,23 @@ def _show(brokers: Sequence[Broker], console: Console) -> None:
             broker.fairness(),
             broker.backlog(),
             broker.defaults(),
+            broker.ends_kept(),
         )
         for broker in brokers
     ]
     if console.is_json:
-        names = ("shard", "limits", "fairness", "backlog", "defaults")
+        names = ("shard", "limits", "fairness", "backlog", "defaults", "ends")
         for row in found:
             console.data(dict(zip(names, row, strict=True)))
         return
     header = ("shard", "requests", "tokens", "waiting_tokens", "per_tenant", "per_minute",
-              "fairness", "timeout_s", "target_s")  # fmt: skip
+              "fairness", "timeout_s", "target_s", "ends")  # fmt: skip
     rows = [
         (shard, _text(limits.requests), _text(limits.tokens), backlog.tokens,
          _text(limits.per_tenant), _text(limits.rate), "tokens" if fairness.by_tokens else NONE,
-         _seconds(defaults.request_timeout_seconds), _seconds(defaults.target_latency_seconds))
-        for shard, limits, fairness, backlog, defaults in found
+         _seconds(defaults.request_timeout_seconds), _seconds(defaults.target_latency_seconds),
+         kept)
+        for shard, limits, fairness, backlog, defaults, kept in found
     ]  # fmt: skip
     console.table(header, rows)
     console.data(None, "")
@@ -145,7 +159,7 @@ def _show(brokers: Sequence[Broker], console: Console) -> None:
         (shard, tenant, _text(limits.tenants.get(tenant, limits.per_tenant) or None),
          _text(limits.rates.get(tenant, limits.rate) or None), fairness.weights.get(tenant, 1),
          backlog.tenants.get(tenant, 0))
-        for shard, limits, fairness, backlog, _ in found
+        for shard, limits, fairness, backlog, *_ in found
         for tenant in sorted({*limits.tenants, *limits.rates, *fairness.weights, *backlog.tenants})
     ]  # fmt: skip
     console.table(("shard", "tenant", "limit", "per_minute", "weight", "open"), tenants)

@@ -27,6 +27,7 @@ from quire.broker.producing import must_ask_clock, ready_messages
 from quire.client.async_group_handle import AsyncGroupHandle
 from quire.client.async_handle import AsyncHandle
 from quire.client.client import DEFAULT_URL, check_shards, submitting
+from quire.client.ends import EndsReading, SinkReading, reading_of
 from quire.client.steps import in_loop
 from quire.client.vectors import Inputs, requests_for
 from quire.errors import QuireError, RequestFailed
@@ -36,6 +37,7 @@ from quire.transitions.values import RequestStatus
 from quire.transport.procedure import run_async
 from quire.wire.arguments import QueueSettings, RequestArguments, RequestOptions
 from quire.wire.choices import choices_of
+from quire.wire.ends import End
 from quire.wire.message import Message
 from quire.wire.output import Completion, State, TokenChunk
 from quire.wire.protocol import GenerationRequest
@@ -185,6 +187,30 @@ class AsyncClient:
     async def status(self, request_id: str) -> RequestStatus:
         """A snapshot of the request. UnknownRequest."""
         return await self._broker_of(request_id).status(request_id)
+
+    def ends(
+        self,
+        *,
+        after: str = "",
+        group: str | None = None,
+        consumer: str | None = None,
+        timeout: float | None = None,
+    ) -> AsyncIterator[End]:
+        """See `Client.ends`."""
+        reading = reading_of(
+            self._brokers, after=after, group=group, consumer=consumer, timeout=timeout
+        )
+        return self._ends(reading)
+
+    async def _ends(self, reading: EndsReading | SinkReading) -> AsyncIterator[End]:
+        ends = reading.ends()
+        try:
+            while (end := await run_async(ends, in_loop)) is not None:
+                yield end
+        finally:
+            # Without it, the last ends come again.
+            with contextlib.suppress(QuireError):
+                await run_async(reading.acknowledge(), in_loop)
 
     async def models(self) -> list[str]:
         """See `Client.models`."""

@@ -25,6 +25,7 @@ from quire.broker.broker import Broker
 from quire.broker.inspection import adapters_of, models_of
 from quire.broker.producing import must_ask_clock, ready_messages
 from quire.client.conflicts import refuse_others
+from quire.client.ends import EndsReading, SinkReading, reading_of
 from quire.client.group_handle import GroupHandle
 from quire.client.handle import Handle
 from quire.client.steps import AnyBroker, Call, in_thread
@@ -37,6 +38,7 @@ from quire.transport.connection import connect
 from quire.transport.procedure import Procedure, run
 from quire.wire.arguments import QueueSettings, RequestArguments, RequestOptions
 from quire.wire.choices import choices_of
+from quire.wire.ends import End
 from quire.wire.message import Message
 from quire.wire.output import Completion, State, TokenChunk
 from quire.wire.protocol import GenerationRequest
@@ -216,6 +218,44 @@ class Client:
     def status(self, request_id: str) -> RequestStatus:
         """A snapshot of the request. UnknownRequest."""
         return self._broker_of(request_id).status(request_id)
+
+    def ends(
+        self,
+        *,
+        after: str = "",
+        group: str | None = None,
+        consumer: str | None = None,
+        timeout: float | None = None,
+    ) -> Iterator[End]:
+        """Yields the end of each request of the queue, once, when it has ended.
+
+        Begins after the cursor `after`, the `position` of an end; without it with the oldest end
+        that is kept. Keep the position of the last end that you have handled, and you miss none as
+        long as the queue keeps it: about 10,000 ends, or as many as operators set. In a shard the
+        ends are in order. Returns after `timeout` seconds without an end; with None never.
+
+        With `group` and `consumer`, all consumers of that group share the ends, and Redis keeps
+        what was handled: an end counts as handled when the next one is asked for. Any other comes
+        again: to a consumer of that name when it begins, to another one after a minute. So each end
+        comes at least once.
+
+        A Redis that lost its newest writes may end a request again: then a second end of its id
+        comes. InvalidRequest.
+        """
+        reading = reading_of(
+            self._brokers, after=after, group=group, consumer=consumer, timeout=timeout
+        )
+        return self._ends(reading)
+
+    def _ends(self, reading: EndsReading | SinkReading) -> Iterator[End]:
+        ends = reading.ends()
+        try:
+            while (end := run(ends, in_thread)) is not None:
+                yield end
+        finally:
+            # Without it, the last ends come again.
+            with contextlib.suppress(QuireError):
+                run(reading.acknowledge(), in_thread)
 
     def models(self) -> list[str]:
         """The models that the queue's live workers serve, sorted; empty if there is no worker."""

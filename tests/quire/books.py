@@ -61,6 +61,22 @@ def misranked(connection: redis.Redis, broker: Broker) -> list[str]:
     return [] if sorted(ranked) == sorted(queued) else [f"{ranked} are ranked, booked: {booked}"]
 
 
+def mistold(connection: redis.Redis, broker: Broker) -> list[str]:
+    """I16: the requests that have ended, and whose end was told twice or not at all."""
+    told = Counter(
+        (fields[b"id"].decode(), fields.get(b"submitted_ms"))
+        for _, fields in connection.xrange(broker.keys.ends)
+    )
+    wrong = [f"the end of {name} was told {n} times" for (name, _), n in told.items() if n > 1]
+    for name, state in states_of(connection, broker).items():
+        submitted = connection.hget(broker.keys.request(name), "submitted_ms")
+        if state.is_terminal and (name, submitted) not in told:
+            wrong.append(f"{name} is {state}, which was not told")
+        elif not state.is_terminal and (name, submitted) in told:
+            wrong.append(f"{name} is {state}, and its end was told")
+    return wrong
+
+
 def parked_of(connection: redis.Redis, broker: Broker) -> set[str]:
     """The queued turns of sessions that have an earlier open turn."""
     booked, begun, found = books_of(connection, broker), set[str](), set[str]()

@@ -19,6 +19,7 @@ WITHOUT_EXPIRY = (
     *(f"in:{level}{kind}" for level in range(4) for kind in ("", ":resumed")),
     *(f"rank:{level}" for level in range(4)),
     *("arrival", "lease", "place", "delay", "wait", "open", "counts", "control", "turn", "turns"),
+    "ends",
 )
 
 

@@ -26,7 +26,7 @@ from hypothesis import settings
 from quire.broker.broker import Broker
 from quire.transport.connection import connect
 from quire.transport.local_redis import URL_VARIABLE, LocalRedis
-from tests.quire.books import misranked, unbalanced
+from tests.quire.books import misranked, mistold, unbalanced
 from tests.quire.builders import Clockwork, leaked_keys, queue_keys
 
 # A machine that has other work is slow, and no example is wrong for that.
@@ -139,7 +139,7 @@ def queue_of_its_own(connection: redis.Redis) -> Iterator[Callable[..., Broker]]
     plain.ensure_groups()
     yield lambda **settings: Broker(connection, queue=queue, **settings)
     leaked, wrong = leaked_keys(connection, plain), unbalanced(connection, plain)
-    wrong += misranked(connection, plain)
+    wrong += misranked(connection, plain) + mistold(connection, plain)
     for key in queue_keys(connection, plain):
         connection.delete(key)
     assert not leaked, f"these keys never expire: {leaked}"

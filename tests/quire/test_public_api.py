@@ -18,7 +18,7 @@ HEAVY = {
 PUBLIC_NAMES = [
     "PROTOCOL_VERSION", "Activity", "AsyncClient", "AsyncGroupHandle", "AsyncHandle", "Broker",
     "BrokerUnavailable", "Cancelled",
-    "Client", "Completion", "DeadlineExceeded", "DurabilityUnavailable", "ErrorInfo",
+    "Client", "Completion", "DeadlineExceeded", "DurabilityUnavailable", "End", "ErrorInfo",
     "Execution", "Fairness",
     "FinishReason",
     "GenerationRequest", "GroupHandle", "Handle", "InvalidRequest", "LocalRedis",

@@ -8,16 +8,20 @@ from __future__ import annotations
 from typing import Any
 
 from tests.simulation.model_state import (
+    COMMITTED,
     MISSING,
     Call,
     Shard,
+    changed,
     with_delay,
     with_late_waits,
     with_lease,
     with_moments_kept,
+    with_old_ends,
     with_old_letters,
     with_rank,
     with_request,
+    with_told,
     with_wait,
     without_turn,
 )
@@ -69,5 +73,28 @@ class Accidents:
     def forget(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         """The keys of a request expire; its lease, its times and its place in the books do not."""
         shard = with_old_letters(shard, call.request, is_old=False)
+        shard = with_old_ends(shard, call.request, is_old=False)
         shard = with_moments_kept(shard, call.request)
         return with_request(shard, call.request, MISSING), None
+
+
+def torn(disk: Shard, shard: Shard, index: int, *, has_end: bool, is_told: bool) -> Shard | None:
+    """What a torn file leaves of the commits of one claim: their entries, and no more; or None.
+
+    `has_end`: whether the end is among the entries, if there was one. `is_told`: whether the end,
+    which is among them, was told as well.
+    """
+    before, after = disk.requests[index], shard.requests[index]
+    if not before or not after or before.state != "running" or before.owner != after.owner:
+        return None
+    end, log = after.end, after.log
+    if end and end.reason not in COMMITTED:
+        return None
+    if end and not has_end and end not in before.log:
+        log, end = tuple(entry for entry in log if entry != end), None
+    if log == before.log or after.tokens[: len(before.tokens)] != before.tokens:
+        return None
+    disk = changed(disk, index, log=log)
+    if not is_told:
+        return disk
+    return with_told(disk, index, end) if end and end not in before.log else None

@@ -109,6 +109,10 @@ def plain_shard(shard: Shard) -> Shard:
             for place, (request, reason, is_old) in enumerate(letters, start=1)
         ),
         clock=shard.clock._replace(last_letter=len(letters)),
+        # An end of an earlier request of the id is never asked for again.
+        told=tuple(
+            sorted(one for one in shard.told if shard.requests[one.request] and not one.is_old)
+        ),
     )
     return shard if plain == shard else plain
 

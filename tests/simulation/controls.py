@@ -264,6 +264,28 @@ class KeyUnread(Scripts):
         return super().submit(shard._replace(key_holder=-1), call)
 
 
+class ToldTwice(Scripts):
+    """Who finds the end in the log tells it, whether it was told or not."""
+
+    def settled_again(self, shard: Shard, index: int, end: End, *, epoch: int) -> tuple[Shard, str]:
+        return self.settled(self.told(shard, index, end), index, end.reason, epoch=epoch)
+
+
+class NeverToldAgain(Scripts):
+    """Who finds the end in the log takes it for told."""
+
+    def settled_again(self, shard: Shard, index: int, end: End, *, epoch: int) -> tuple[Shard, str]:
+        return self.settled(shard, index, end.reason, epoch=epoch)
+
+
+class ToldByWorkers(Scripts):
+    """An end that no worker writes is not told."""
+
+    def told(self, shard: Shard, index: int, end: End) -> Shard:
+        has_worker = shard.requests[index].owner != NOBODY
+        return super().told(shard, index, end) if has_worker else shard
+
+
 class CancelledAndRun(Scripts):
     """A claim takes a request that was cancelled in the queue."""
 
@@ -326,6 +348,9 @@ CONTROLS = (
     ),
     Control(Scenario("key unread", num_requests=2, shares_a_key=True), "I8", KeyUnread),
     Control(Scenario("cancelled and run", may_cancel=True), "I9", CancelledAndRun),
+    Control(Scenario("told twice", num_rollbacks=1, may_be_torn=True), "I16", ToldTwice),
+    Control(Scenario("never told again", num_rollbacks=1, may_be_torn=True), "I16", NeverToldAgain),
+    Control(Scenario("told by workers", may_cancel=True), "I16", ToldByWorkers),
     Control(Scenario("pause unheeded", may_pause=True), "I9", PauseUnheeded),
     Control(Scenario("books forgotten", num_expiries=1), "I10", BooksForgotten),
 )

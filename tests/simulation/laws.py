@@ -24,6 +24,7 @@ from tests.simulation.model_state import (
     Shard,
     is_parked,
     num_ranked,
+    told_of,
 )
 from tests.simulation.processes import Processes
 from tests.simulation.shared_parts import SUSPICIOUS
@@ -136,6 +137,7 @@ def broken_in_shard(shard: Shard, *, scenario: Scenario) -> Iterator[str]:
             if not scenario.may_be_torn:
                 yield from broken_by_half(request)
             yield from broken_in_record(shard, index, request, scenario=scenario)
+            yield from broken_in_ends(shard, index, request, is_at_rest=request.state not in OPEN)
     if scenario.shares_a_key and sum(request != MISSING for request in shard.requests) > 1:
         yield "I8: one idempotency key has two generations"
     if not scenario.num_expiries:
@@ -182,6 +184,19 @@ def broken_in_record(
             yield f"{law}: a {state} request has the rank {shard.ranks[index]}"
     if shard.ranks[index] not in (0, BY_TICKET, request.arrival):
         yield f"I14: a request that arrived at {request.arrival} has the rank {shard.ranks[index]}"
+
+
+def broken_in_ends(
+    shard: Shard, index: int, request: Request, *, is_at_rest: bool
+) -> Iterator[str]:
+    """I16: each end is told once. Between a torn file and its repair it may be untold."""
+    told, end = told_of(shard, index), request.end
+    if len(told) > 1:
+        yield f"I16: an end was told {len(told)} times"
+    if told and not (end and (told[0].at, told[0].reason) == (end.at, end.reason)):
+        yield f"I16: the end {told[0]} was told, the log has {end}"
+    if is_at_rest and end and not told:
+        yield f"I16: the end {end} was never told"
 
 
 def broken_by_half(request: Request) -> Iterator[str]:

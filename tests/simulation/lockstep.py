@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.errors import QuireError
-from tests.simulation.model_state import OPEN, Call, Shard, torn, with_late_waits
+from tests.simulation.accidents import torn
+from tests.simulation.model_state import OPEN, Call, Shard, with_late_waits
 from tests.simulation.processes import Processes, outcome_of
 from tests.simulation.protocol_model import Scripts
 from tests.simulation.real_shard import RealShard
@@ -96,7 +97,9 @@ class Lockstep:
             assert self._disk != NOTHING
             disk = self._disk
             if call.name == "tear":
-                disk = torn(disk, self.shard, call.request, has_end=call.flag)
+                disk = torn(
+                    disk, self.shard, call.request, has_end=call.flag, is_told=call.entry == 1
+                )
             return with_late_waits(disk._replace(clock=self.shard.clock)), None
         if call.name == "promote":
             # The broker's promote looks after all that wait.

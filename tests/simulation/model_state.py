@@ -104,10 +104,20 @@ class Letter(NamedTuple):
     is_old: bool = False
 
 
+class Told(NamedTuple):
+    """An end that was told, of a log of `at` tokens. `is_old`: as of a Letter."""
+
+    request: int
+    at: int
+    reason: str
+    is_old: bool = False
+
+
 class Call(NamedTuple):
     """One operation: a script with its arguments, or what else happens to a shard.
 
-    `entry`: the id of a dead letter, or which of the tickets. `done`: a reason of STATE_OF that a
+    `entry`: the id of a dead letter, which of the tickets, or for a torn file with the end 1 if the
+    end was told there. `done`: a reason of STATE_OF that a
     worker writes, "" for none. `holder`: the argument of SUBMIT of that name, -1 for none. `flag`:
     for SUBMIT that it is for later, for FAIL that it may be tried again, for REQUEUE that the
     tokens are kept, for a torn file that the end is in the log, for EXPIRE that a reader asks for
@@ -174,6 +184,7 @@ class ShardFields(NamedTuple):
     is_paused: bool = False
     clock: Clock = Clock()
     turns: tuple[Turn, ...] = ()
+    told: tuple[Told, ...] = ()
 
 
 class Shard(ShardFields):
@@ -183,7 +194,8 @@ class Shard(ShardFields):
     who holds the one idempotency key there is, -1 for nobody. `ranks`: the rank of each request, 0
     for one that is in no rank set; by the model's policy that is its arrival. `tickets`: the
     requests with which the entries of the stream were added, oldest first. `turns`: the
-    open turns of the one session there is, in their order.
+    open turns of the one session there is, in their order. `told`: the ends, oldest first; none is
+    trimmed here.
     """
 
     _hash = 0
@@ -238,24 +250,6 @@ def with_late_waits(shard: Shard) -> Shard:
         if shard.waits[index]:
             shard = with_wait(shard, index, "over")
     return shard
-
-
-def torn(disk: Shard, shard: Shard, index: int, *, has_end: bool) -> Shard | None:
-    """What a torn file leaves of the commits of one claim: their entries, and no more; or None.
-
-    `has_end`: whether the end is among the entries, if there was one.
-    """
-    before, after = disk.requests[index], shard.requests[index]
-    if not before or not after or before.state != "running" or before.owner != after.owner:
-        return None
-    end, log = after.end, after.log
-    if end and end.reason not in COMMITTED:
-        return None
-    if end and not has_end and end not in before.log:
-        log = tuple(entry for entry in log if entry != end)
-    if log == before.log or after.tokens[: len(before.tokens)] != before.tokens:
-        return None
-    return changed(disk, index, log=log)
 
 
 def num_ranked(shard: Shard) -> int:
@@ -344,6 +338,21 @@ def with_old_letters(shard: Shard, index: int, *, is_old: bool = True) -> Shard:
         for letter in shard.letters
     )
     return shard._replace(letters=letters)
+
+
+def with_told(shard: Shard, index: int, end: End) -> Shard:
+    return shard._replace(told=(*shard.told, Told(index, end.at, end.reason)))
+
+
+def told_of(shard: Shard, index: int) -> list[Told]:
+    """The ends of this request that were told, without those of earlier ones of its id."""
+    return [told for told in shard.told if told.request == index and not told.is_old]
+
+
+def with_old_ends(shard: Shard, index: int, *, is_old: bool = True) -> Shard:
+    """As `with_old_letters`, of the ends that were told."""
+    told = (one._replace(is_old=is_old) if one.request == index else one for one in shard.told)
+    return shard._replace(told=tuple(told))
 
 
 def entered(shard: Shard, index: int, state: str) -> Shard:

@@ -23,8 +23,11 @@ def log_entry(entry_id: bytes, fields: Mapping[bytes, bytes]) -> Chunk | End:
         return Chunk(chunk.start, chunk.token_ids, chunk.epoch)
     at, epoch = (int(part) for part in entry_id.split(b"-"))
     completion = Completion.from_entry("", entry_id, fields=fields)
-    reason = completion.error.code if completion.error else str(completion.state)
-    return End(at, epoch, reason, completion.attempts, completion.resumes)
+    return End(at, epoch, reason_of(completion), completion.attempts, completion.resumes)
+
+
+def reason_of(completion: Completion) -> str:
+    return completion.error.code if completion.error else str(completion.state)
 
 
 def owner_name(owner: int) -> str:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tests.simulation.model_state import STRIDE, Call, Shard, num_ranked, torn, with_late_waits
+from tests.simulation.accidents import torn
+from tests.simulation.model_state import STRIDE, Call, Shard, num_ranked, with_late_waits
 from tests.simulation.protocol_model import Scripts
 from tests.simulation.world import (
     NOTHING,
@@ -153,10 +154,10 @@ class Processes:
         """What the server may come back with."""
         yield Call("rollback"), world.disk
         for index in self._requests if self.scenario.may_be_torn else ():
-            for has_end in (False, True):
-                shard = torn(world.disk, world.shard, index, has_end=has_end)
+            for has_end, is_told in ((False, False), (True, False), (True, True)):
+                shard = torn(world.disk, world.shard, index, has_end=has_end, is_told=is_told)
                 if shard is not None:
-                    yield Call("tear", index, flag=has_end), shard
+                    yield Call("tear", index, entry=int(is_told), flag=has_end), shard
 
     # A worker.
 

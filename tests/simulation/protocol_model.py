@@ -31,6 +31,7 @@ from tests.simulation.model_state import (
     with_lease,
     with_letter,
     with_new_arrival,
+    with_old_ends,
     with_old_letters,
     with_rank,
     with_request,
@@ -88,7 +89,7 @@ class Scripts(SharedParts, Accidents):
             shard = shard._replace(key_holder=index)
         state = "scheduled" if call.flag else "queued"
         shard = booked(with_request(shard, index, Request(state)), index, "", state)
-        shard = with_old_letters(waiting_anew(shard, index), index)
+        shard = with_old_ends(with_old_letters(waiting_anew(shard, index), index), index)
         if index in self.in_session:
             shard = with_turn(shard, index)
         if call.flag:
@@ -125,7 +126,7 @@ class Scripts(SharedParts, Accidents):
             return with_rank(shard, index, 0), (refusal, False)
         shard, end = self.agreed(shard, index)
         if end:
-            shard, state = self.settled(shard, index, end.reason, epoch=request.epoch)
+            shard, state = self.settled_again(shard, index, end, epoch=request.epoch)
             return with_rank(shard, index, 0), (state if state in SAID else "finished", False)
         request = shard.requests[index]
         reason = self.ending_due(shard, index, request.attempts)
@@ -172,7 +173,7 @@ class Scripts(SharedParts, Accidents):
         published, cancel = request.published, request.cancel
         if end:
             shard = with_lease(shard, call.request, "")
-            shard, _ = self.settled(shard, call.request, end.reason, epoch=call.epoch)
+            shard, _ = self.settled_again(shard, call.request, end, epoch=call.epoch)
             status = ("replayed", published) if end.epoch == call.epoch else ("fenced", 0)
             return shard, (*status, cancel)
         is_replay = call.start < published
@@ -341,7 +342,7 @@ class Scripts(SharedParts, Accidents):
         )
         shard = booked(with_request(shard, index, again), index, "failed", "queued")
         shard = shard._replace(letters=tuple(lt for lt in shard.letters if lt not in here))
-        shard = with_old_letters(shard, index)
+        shard = with_old_ends(with_old_letters(shard, index), index)
         if index in self.in_session:
             shard = with_turn(shard, index)
         number = shard.requests[index].turn

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from quire.keys import Keys
+from quire.wire.output import Completion
 from quire.wire.sizes import estimated_tokens
 from tests.quire.builders import make_request
-from tests.simulation.model_state import Books
+from tests.simulation.model_state import Books, Told
+from tests.simulation.naming import reason_of
 
 GROUP_NAME, TENANT = "g", "default"
 
@@ -45,3 +47,12 @@ def ask_books(pipeline: Any, keys: Keys, *, names: Sequence[str]) -> Callable[..
         )
 
     return books
+
+
+def told_of(fields: Mapping[bytes, bytes], names: Sequence[str], *, is_old: bool) -> Told:
+    """An entry of the ends of one of the requests `names`."""
+    completion = Completion.decode(fields[b"done"], request_id="")
+    assert fields[b"state"].decode() == str(completion.state)
+    assert (fields[b"tenant"], fields[b"priority"]) == (TENANT.encode(), b"1")
+    index = names.index(fields[b"id"].decode())
+    return Told(index, int(fields[b"tokens"]), reason_of(completion), is_old)

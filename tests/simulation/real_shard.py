@@ -21,6 +21,7 @@ from quire.transitions.values import BackOff, Candidate, Claim, Claimed, CommitI
 from quire.wire.output import Completion, ErrorInfo
 from quire.wire.protocol import GenerationRequest, Priority
 from tests.quire.builders import Snapshot, make_request, pass_moment, queue_keys
+from tests.simulation import naming
 from tests.simulation.model_state import (
     BY_TICKET,
     MISSING,
@@ -31,8 +32,7 @@ from tests.simulation.model_state import (
     Shard,
     Turn,
 )
-from tests.simulation.naming import ENDINGS, log_entry, number, owner_name, owner_number
-from tests.simulation.real_books import GROUP_NAME, TENANT, ask_books
+from tests.simulation.real_books import GROUP_NAME, TENANT, ask_books, told_of
 
 #: Seconds no test lasts: of leases, and of pauses between attempts.
 LONG_SECONDS = 100_000.0
@@ -119,20 +119,20 @@ class RealShard:
 
     def _claim(self, call: Call) -> Any:
         candidate = Candidate(self.names[call.request], Priority.NORMAL, 0)
-        (answer,) = self.broker.claim([candidate], owners=[owner_name(call.owner)])
+        (answer,) = self.broker.claim([candidate], owners=[naming.owner_name(call.owner)])
         if not isinstance(answer, Claimed):
             return str(answer.reason), answer.ended
-        assert answer.claim.owner == owner_name(call.owner)
+        assert answer.claim.owner == naming.owner_name(call.owner)
         tokens = tuple(token for chunk in answer.published for token in chunk.token_ids)
         claim = answer.claim
         cancel, trial = answer.cancel_requested, answer.trial_tokens
-        arrival = number(self._arrivals, answer.arrival_us)
+        arrival = naming.number(self._arrivals, answer.arrival_us)
         return "claimed", claim.epoch, answer.attempts, cancel, tokens, trial, arrival
 
     def _commit(self, call: Call) -> Any:
         claim, completion = self._fence(call), None
         if call.done:
-            state, reason, error = ENDINGS[call.done]
+            state, reason, error = naming.ENDINGS[call.done]
             completion = Completion(claim.request_id, state, reason, error=error)
         item = CommitItem(claim, call.start, call.tokens, "", completion=completion)
         (reply,) = self.broker.commit([item])
@@ -174,6 +174,8 @@ class RealShard:
         ids = {number: letter_id for letter_id, number in self._letters.items()}
         letter_id = ids.get(call.entry, b"1-1").decode()
         letter = DeadLetter(letter_id, self.names[call.request], "", 0, b"")
+        # Its next life begins at another moment.
+        pass_moment(self.broker)
         try:
             return str(self.broker.requeue(letter, keep_tokens=call.flag))
         except UnknownRequest as error:
@@ -246,8 +248,11 @@ class RealShard:
 
     def _tear(self, call: Call) -> None:
         output = self.broker.keys.output(self.names[call.request])
-        entries = self._connection.xrange(output)
+        entries, ends = self._connection.xrange(output), self.broker.keys.ends
+        told = self._connection.xrevrange(ends, count=1)
         self._rollback(call)
+        for entry_id, fields in told if call.entry else ():
+            self._connection.xadd(ends, fields, id=entry_id)
         kept = {entry_id for entry_id, _ in self._connection.xrange(output)}
         for entry_id, fields in entries:
             if entry_id not in kept and (call.flag or b"done" not in fields):
@@ -258,7 +263,7 @@ class RealShard:
         self._connection.zadd(times, {self.names[index]: LONG_AGO}, xx=True)
 
     def _fence(self, call: Call) -> Claim:
-        return Claim(self.names[call.request], call.epoch, owner_name(call.owner))
+        return Claim(self.names[call.request], call.epoch, naming.owner_name(call.owner))
 
     # What there is.
 
@@ -277,6 +282,7 @@ class RealShard:
             pipeline.hgetall(keys.log_positions)
             pipeline.zrange(keys.turns, 0, -1)
             pipeline.hgetall(keys.turn)
+            pipeline.xrange(keys.ends)
             for name in self.names:
                 record, body, output = keys.of_request(name)
                 pipeline.hgetall(record)
@@ -285,7 +291,9 @@ class RealShard:
             books = ask_books(pipeline, keys, names=self.names)
             tickets, pending, ranks, *found = pipeline.execute()
         assert pending["pending"] == 0, "a ticket is pending"
-        letters, leases, delays, waits, holder, paused, places, members, entries, *rest = found
+        letters, leases, delays, waits, holder, paused, places, members, entries, ends, *rest = (
+            found
+        )
         requests = [
             self._request_of(*rest[3 * n : 3 * n + 3], place=places.get(name.encode(), b""))
             for n, name in enumerate(self.names)
@@ -300,7 +308,7 @@ class RealShard:
             tickets=tuple(self._index(fields[b"id"]) for _, fields in tickets),
             letters=tuple(
                 Letter(
-                    number(self._letters, letter_id),
+                    naming.number(self._letters, letter_id),
                     self._index(fields[b"id"]),
                     fields[b"reason"].decode().partition(":")[0],
                     int(fields[b"attempts"]),
@@ -312,6 +320,7 @@ class RealShard:
             is_paused=bool(paused),
             clock=clock,
             turns=self._turns(members, entries, requests),
+            told=tuple(told_of(f, self.names, is_old=self._is_old(f, rest)) for _, f in ends),
         )
 
     def _turns(
@@ -372,19 +381,19 @@ class RealShard:
         return Request(
             state=record[b"state"].decode(),
             epoch=int(record[b"epoch"]),
-            owner=owner_number(record[b"owner"]),
+            owner=naming.owner_number(record[b"owner"]),
             published=published,
             attempts=int(record[b"attempts"]),
             resumes=int(record[b"resumes"]),
             cancel=record.get(b"cancel") == b"1",
-            released=owner_number(record.get(b"released", b"")),
+            released=naming.owner_number(record.get(b"released", b"")),
             resumed_from=int(record.get(b"resumed_from", 0)),
             losses=int(record.get(b"losses", 0)),
             turn=self._moment(record, b"turn"),
             arrival=self._moment(record, b"arrival"),
             has_body=bool(body),
-            log=tuple(log_entry(entry_id, fields) for entry_id, fields in entries),
+            log=tuple(naming.log_entry(entry_id, fields) for entry_id, fields in entries),
         )
 
     def _moment(self, record: Mapping[bytes, bytes], field: bytes) -> int:
-        return number(self._arrivals, int(record[field])) if field in record else 0
+        return naming.number(self._arrivals, int(record[field])) if field in record else 0

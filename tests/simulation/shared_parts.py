@@ -19,12 +19,14 @@ from tests.simulation.model_state import (
     is_parked,
     lined_up,
     num_ranked,
+    told_of,
     waiting_anew,
     with_lease,
     with_letter,
     with_new_arrival,
     with_rank,
     with_ticket,
+    with_told,
 )
 
 #: A claim that published so many tokens has acquitted its request, whatever became of its worker.
@@ -111,10 +113,21 @@ class SharedParts:
 
     def write_end(self, shard: Shard, index: int, reason: str, *, epoch: int) -> tuple[Shard, str]:
         shard, end = self.agreed(shard, index)
-        if not end:
-            request = shard.requests[index]
-            end = End(request.published, epoch, reason, request.attempts, request.resumes)
-            shard = changed(shard, index, log=(*request.log, end))
+        if end:
+            return self.settled_again(shard, index, end, epoch=epoch)
+        request = shard.requests[index]
+        end = End(request.published, epoch, reason, request.attempts, request.resumes)
+        shard = changed(shard, index, log=(*request.log, end))
+        shard = self.told(shard, index, end)
+        return self.settled(shard, index, end.reason, epoch=epoch)
+
+    def told(self, shard: Shard, index: int, end: End) -> Shard:
+        return with_told(shard, index, end)
+
+    def settled_again(self, shard: Shard, index: int, end: End, *, epoch: int) -> tuple[Shard, str]:
+        """The record says that the log has its end, which a torn file told or not."""
+        if not told_of(shard, index):
+            shard = self.told(shard, index, end)
         return self.settled(shard, index, end.reason, epoch=epoch)
 
     def settled(self, shard: Shard, index: int, reason: str, *, epoch: int) -> tuple[Shard, str]:

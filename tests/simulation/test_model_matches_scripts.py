@@ -83,6 +83,19 @@ TURN_LOSSES = (
     *(Call("claim", 1, owner=3), Call("lose_turn", 1), Call("restore", 1), Call("peek")),
 )
 
+#: A torn file has the ends of two requests, but only the first one was told. Whoever finds such an
+#: end, by a commit or by a claim, tells it if it was not.
+TORN_ENDS = (
+    *(Call("submit", 0), Call("submit", 1), Call("claim", 0, owner=1), Call("snapshot")),
+    Call("commit", 0, epoch=1, owner=1, tokens=(0,), done="completed"),
+    Call("tear", 0, entry=1, flag=True),
+    Call("commit", 0, epoch=1, owner=1, tokens=(0,), done="completed"),
+    *(Call("claim", 1, owner=2), Call("snapshot")),
+    Call("commit", 1, epoch=1, owner=2, tokens=(0,), done="completed"),
+    *(Call("tear", 1, flag=True), Call("expire_lease", 1), Call("reap", 1)),
+    Call("claim", 1, owner=3),
+)
+
 #: The most that may wait in a small queue.
 SMALL_BACKLOG = 1
 
@@ -187,10 +200,15 @@ def test_the_turns_that_a_server_loses_come_back_on_both_sides(real_connection):
     ]
 
 
+def test_the_ends_of_a_torn_file_are_told_once_on_both_sides(real_connection):
+    assert lose(real_connection, TORN_ENDS) == []
+
+
 def is_found_out(connection, paths, **doctored) -> bool:
     try:
         lose(connection, **doctored)
         lose(connection, TURN_LOSSES, shares_a_session=True, **doctored)
+        lose(connection, TORN_ENDS, **doctored)
         for scenario, path in paths.values():
             take(connection, scenario, path, **doctored)
         for seed in range(NUM_CONTROL_WALKS):
@@ -266,6 +284,9 @@ def test_a_doctored_model_is_found_out(real_connection, paths, name):
         ("restore", "join_again(id, record) and 'entry' or nil", "nil"),
         ("requeue", "join_session(keys, id, letter, letter.number)", ""),
         ("claim", "    or is_parked(id, turn_of(id)) then", "    then"),
+        ("commit", "if not is_told(id, record, newest.finished_ms) then", "if true then"),
+        ("claim", "if not is_told(id, record, newest.finished_ms) then", "if false then"),
+        ("cancel", "  tell(id, record, state, done)\n  return settle", "  return settle"),
     ],
 )
 def test_a_doctored_script_is_found_out(real_connection, paths, script, text, doctored):

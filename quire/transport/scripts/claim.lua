@@ -60,7 +60,7 @@ end
 
 local newest = agree(keys, record)
 if newest.done then
-  local state = settle(keys, id, record.epoch, newest.state, now)
+  local state = settle_again(keys, id, record.epoch, newest, record.published, now)
   return refuse(SAID_OF[state] or 'finished', 0)
 end
 

@@ -84,7 +84,7 @@ local function commit(keys, item)
   if newest.done then
     local mine = newest.epoch == item.epoch
     redis.call('ZREM', LEASE, item.id)
-    settle(keys, item.id, item.epoch, newest.state, now)
+    settle_again(keys, item.id, item.epoch, newest, record.published, now)
     return mine and 'replayed' or 'fenced', mine and record.published or '0', cancel, '-'
   end
   local replay = item.start < published

@@ -2,8 +2,9 @@
 --
 -- KEYS  1 open, 2 counts, 3 delay, 4 control, 5 wait, 6..9 ingress by priority, 10 place, 11..14
 --       rank by priority, 15 arrival (see ranking.lua), 16..19 fair by priority, 20 rate (see
---       fairness.lua), 21 turn, 22 turns (see turns.lua); the scripts that workers and operators
---       call have two more (see running.lua); then the keys of each request in turn.
+--       fairness.lua), 21 turn, 22 turns (see turns.lua), 23 ends (see ends.lua); the scripts that
+--       workers and operators call have two more (see running.lua); then the keys of each request
+--       in turn.
 
 local OPEN, COUNTS, DELAY, WAIT = KEYS[1], KEYS[2], KEYS[3], KEYS[5]
 local PLACE = KEYS[10]
@@ -11,7 +12,7 @@ local PLACE = KEYS[10]
 -- The states before the end, and whether the request waits in them.
 local WAITS = { scheduled = true, queued = true, running = false }
 
-local next_key = 23
+local next_key = 24
 
 -- The keys of the next request: three of its own, and three of its group if its id names one.
 local function take_keys(id)
@@ -232,7 +233,7 @@ end
 -- Makes a record agree with its log, in Redis and in `record`. They differ because EXTEND writes
 -- only the log, or because a server came back from a torn file that holds only half of a script:
 -- the entry, but not what the script wrote after it. Readers have seen the log, so the log is
--- right. Returns its newest entry: epoch, and for an end `done` and the state.
+-- right. Returns its newest entry: epoch, and for an end `done`, the state and finished_ms.
 local function agree(keys, record)
   local newest = redis.call('XREVRANGE', keys.output, '+', '-', 'COUNT', 1)[1]
   local tokens, fields, index, epoch = 0, {}, nil, nil
@@ -250,7 +251,8 @@ local function agree(keys, record)
       redis.call('HDEL', keys.record, 'prefix')
     end
   end
-  return { epoch = epoch, done = fields.done, state = fields.state }
+  return { epoch = epoch, done = fields.done, state = fields.state,
+    finished_ms = fields.finished_ms }
 end
 
 -- Gives the tenant of a request that ends back what was counted and not used, once.
@@ -274,14 +276,26 @@ local function settle(keys, id, epoch, state, now)
   return state
 end
 
+-- Ends a request whose log has its terminal entry, `newest`, and whose record does not say so. That
+-- is how a torn file leaves it: the end was told with the entry, or not. `published`: tokens of the
+-- log. Returns the state.
+local function settle_again(keys, id, epoch, newest, published, now)
+  local record = fields_of(keys, 'tenant', 'priority', 'submitted_ms')
+  if not is_told(id, record, newest.finished_ms) then
+    record.published = published
+    tell(id, record, newest.state, newest.done)
+  end
+  return settle(keys, id, epoch, newest.state, now)
+end
+
 -- Writes the terminal entry: the caller's message, and beside it the stamps that only Redis knows.
 -- Returns the state, which is another one if the log has an end already.
 local function write_end(keys, id, epoch, state, done, now)
   local record = fields_of(keys, 'published', 'attempts', 'resumes', 'submitted_ms', 'claimed_ms',
-    'first_token_ms', 'metadata', 'prefix')
+    'first_token_ms', 'metadata', 'prefix', 'tenant', 'priority')
   local newest = agree(keys, record)
   if newest.done then
-    return settle(keys, id, epoch, newest.state, now)
+    return settle_again(keys, id, epoch, newest, record.published, now)
   end
   local entry = { 'done', done, 'state', state, 'attempts', record.attempts, 'resumes',
     record.resumes, 'submitted_ms', record.submitted_ms, 'finished_ms', int(now) }
@@ -292,6 +306,7 @@ local function write_end(keys, id, epoch, state, done, now)
     end
   end
   redis.call('XADD', keys.output, record.published .. '-' .. epoch, unpack(entry))
+  tell(id, record, state, done)
   return settle(keys, id, epoch, state, now)
 end
 

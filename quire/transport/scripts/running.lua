@@ -1,9 +1,9 @@
 -- Shared by the transitions of workers and operators: the lease, the fence, queueing again.
 --
--- KEYS  those of request.lua, 23 lease, 24 dead
+-- KEYS  those of request.lua, 24 lease, 25 dead
 
-local LEASE, DEAD = KEYS[23], KEYS[24]
-next_key = 25
+local LEASE, DEAD = KEYS[24], KEYS[25]
+next_key = 26
 
 -- A dead letter is kept until it is a week old, or until this many letters, or this many bytes of
 -- requests, have been written after it.

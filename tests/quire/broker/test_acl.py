@@ -77,7 +77,7 @@ def entry_of(broker: Broker, request_id: str) -> Candidate:
 
 
 def test_the_document_names_every_role():
-    assert list(ROLES) == ["producer", "gateway", "worker", "operator", "observer"]
+    assert list(ROLES) == ["producer", "gateway", "worker", "operator", "observer", "sink"]
 
 
 def test_a_producer_submits_cancels_and_reads(as_role, real_broker):

@@ -33,6 +33,7 @@ SHARED_PARTS = {
     "ranking.lua",
     "fairness.lua",
     "turns.lua",
+    "ends.lua",
     "request.lua",
     "running.lua",
     "affinity.lua",
@@ -244,7 +245,7 @@ def test_another_language_can_submit_with_the_script_and_msgpack_alone(broker, c
     )  # fmt: skip
     settings = [10_000, 86_400_000, 3_600_000, 5, 0, b"", b"", b"", b""]
     reply = connection.eval(
-        load_source("submit"), 25, *keys.of_producers, *keys.of_request("foreign"), *settings,
+        load_source("submit"), 26, *keys.of_producers, *keys.of_request("foreign"), *settings,
         "foreign", 2, "default", 0, b"", body, "", 0, 19,
     )  # fmt: skip
     assert reply == [b"created", b"foreign", b"queued"]

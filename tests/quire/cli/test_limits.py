@@ -35,8 +35,8 @@ def test_what_is_used_stands_beside_what_may_be(quire, real_broker):
     code, out, _ = quire("limits")
     assert code == 0
     assert [line.split() for line in out.splitlines()] == [
-        [*HEADER, "timeout_s", "target_s"],
-        ["0", "-", "-", "10", "2", "-", "-", "-", "-"],
+        [*HEADER, "timeout_s", "target_s", "ends"],
+        ["0", "-", "-", "10", "2", "-", "-", "-", "-", "10000"],
         [],
         ["shard", "tenant", "limit", "per_minute", "weight", "open"],
         ["0", "free", "2", "-", "1", "1"],
@@ -51,6 +51,7 @@ def test_what_is_used_stands_beside_what_may_be(quire, real_broker):
         "fairness": {"by_tokens": False, "weights": {}},
         "backlog": {"tokens": 10, "tenants": {"free": 1}},
         "defaults": {"request_timeout_seconds": None, "target_latency_seconds": None},
+        "ends": 10000,
     }  # fmt: skip
 
 
@@ -91,8 +92,8 @@ def test_tenants_get_weights_and_rates_and_share_by_tokens(quire, real_broker):
     assert real_broker.fairness() == Fairness(by_tokens=True, weights={"gold": 3, "free": 1})
     assert real_broker.limits() == QueueLimits(rate=6000, rates={"gold": 0})
     assert [line.split() for line in out.splitlines()] == [
-        [*HEADER, "timeout_s", "target_s"],
-        ["0", "-", "-", "0", "-", "6000", "tokens", "-", "-"],
+        [*HEADER, "timeout_s", "target_s", "ends"],
+        ["0", "-", "-", "0", "-", "6000", "tokens", "-", "-", "10000"],
         [],
         ["shard", "tenant", "limit", "per_minute", "weight", "open"],
         ["0", "free", "-", "6000", "1", "0"],
@@ -106,7 +107,7 @@ def test_tenants_get_weights_and_rates_and_share_by_tokens(quire, real_broker):
 def test_a_default_timeout_is_set_shown_and_removed(quire, real_broker):
     code, out, _ = quire("limits", "--request-timeout", "90.5", "--target-latency", "2")
     assert code == 0
-    found = [line.split()[-2:] for line in out.splitlines()[:2]]
+    found = [line.split()[-3:-1] for line in out.splitlines()[:2]]
     assert found == [["timeout_s", "target_s"], ["90.5", "2"]]
     quire("limits", "--target-latency", "0")
     assert real_broker.defaults() == QueueDefaults(request_timeout_seconds=90.5)
@@ -117,3 +118,15 @@ def test_a_default_timeout_is_set_shown_and_removed(quire, real_broker):
     assert (real_broker.defaults(), real_broker.limits().requests) == (QueueDefaults(), 7)
     code, _, err = quire("limits", "--request-timeout", "0.0001")
     assert code != 0 and "request_timeout_seconds" in err
+
+
+def test_how_many_ends_are_kept_is_set_and_shown(quire, real_broker):
+    code, out, _ = quire("limits", "--ends", "500")
+    assert code == 0
+    assert [line.split()[-1] for line in out.splitlines()[:2]] == ["ends", "500"]
+    quire("limits", "--requests", "7")
+    assert real_broker.ends_kept() == 500
+    quire("limits", "--ends", "0")
+    assert real_broker.ends_kept() == 0
+    code, _, err = quire("limits", "--ends", "99999999")
+    assert code != 0 and "ends" in err

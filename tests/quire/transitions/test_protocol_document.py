@@ -56,7 +56,7 @@ class Foreign:
     def run(self, transition: str, request_ids, *arguments):
         queue = ["open", "counts", "delay", "control", "wait", "in:0", "in:1", "in:2", "in:3"]
         queue += ["place", "rank:0", "rank:1", "rank:2", "rank:3", "arrival"]
-        queue += ["fair:0", "fair:1", "fair:2", "fair:3", "rate", "turn", "turns"]
+        queue += ["fair:0", "fair:1", "fair:2", "fair:3", "rate", "turn", "turns", "ends"]
         if transition == "expire":
             queue.append("lease")
         elif transition not in ("submit", "cancel"):
@@ -288,7 +288,7 @@ def test_the_document_names_every_transition_with_its_files_and_every_key():
     from quire.keys import Keys
     from quire.transport.script_runner import load_source
 
-    shared = {"common", "ranking", "fairness", "turns", "request", "running", "affinity"}
+    shared = {"common", "ranking", "fairness", "turns", "ends", "request", "running", "affinity"}
     assert set(FILES) == {file.stem for file in SCRIPTS.glob("*.lua")} - shared
     for transition, files in FILES.items():
         texts = "\n".join((SCRIPTS / f"{file}.lua").read_text() for file in files)

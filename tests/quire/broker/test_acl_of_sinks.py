@@ -1,0 +1,32 @@
+"""The user `sink` of docs/reference/acl.md: it reads the ends of a queue, and nothing else."""
+
+import pytest
+
+from quire import Client
+from tests.quire.broker.test_acl import as_role, real_server, refused
+from tests.quire.builders import make_request
+
+__all__ = ["as_role", "real_server"]
+
+pytestmark = pytest.mark.real_redis
+
+
+def test_a_sink_reads_the_ends_and_nothing_else(as_role, real_broker):
+    for name in "abc":
+        real_broker.submit(make_request(id=name))
+        real_broker.cancel(name)
+    broker = as_role("sink")
+    client = Client(broker)
+    assert [end.request_id for end in client.ends(timeout=0.01)] == ["a", "b", "c"]
+    sink = client.ends(group="sinks", consumer="one", timeout=0.01)
+    assert next(sink).request_id == "a"
+    sink.close()
+    assert broker.take_over("sinks", "two", idle_seconds=0).ends[0].request_id == "a"
+    for call in (
+        lambda: client.submit("x"),
+        lambda: client.cancel("a"),
+        lambda: client.status("a"),
+        broker.pause,
+        lambda: broker.keep_ends(0),
+    ):
+        refused(call)
