@@ -70,9 +70,9 @@ def flags_of(model: str, *, dtype: str) -> dict[str, str]:
 class Gate:
     """Compares the tokens of both, run by run."""
 
-    def __init__(self, model: str, *, dtype: str) -> None:
+    def __init__(self, reference: Reference, *, dtype: str) -> None:
         self._dtype = dtype
-        self._reference = Reference(model)
+        self._reference = reference
         self.ours = self.theirs = NOTHING_READ
 
     def check(self, workload: Workload, ours: Tokens, theirs: Tokens) -> None:
@@ -132,7 +132,7 @@ def compare(model: str, name: str, *, dtype: str, rounds: int) -> dict[str, obje
                     outputs.append((workload, ours, [one.tokens for one in generations]))
     finally:
         peer.close()
-    gate = Gate(model, dtype=dtype)
+    gate = Gate(Reference(model), dtype=dtype)
     for workload, ours, theirs in outputs:
         gate.check(workload, ours, theirs)
     shares = [

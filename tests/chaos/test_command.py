@@ -6,6 +6,9 @@ import pytest
 
 from tests.chaos import __main__ as command
 from tests.chaos.company import CONTROL, INTACT, SCHEDULE, Play, Report
+from tests.chaos.plants import PLANTS
+from tests.chaos.real import VLLM, draw_vllm_workers
+from tests.chaos.stage import Cast
 
 
 class Told:
@@ -55,6 +58,51 @@ def test_the_command_fails_for_all_that_went_wrong_and_says_what_plays_it_again(
     monkeypatch.setattr(command, "Company", Told(*SOUND, last))
     assert command.main() == code
     assert told in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("violation", "figure"),
+    [
+        ("a: tokens 3 to 5 are missing", "tokens lost"),
+        ("a: completed with 4 of 9 tokens", "tokens lost"),
+        ("a: tokens 3 to 5 were written twice", "tokens repeated"),
+        ("a: token 3 is not that of the uninterrupted run", "tokens different"),
+    ],
+)
+def test_what_has_happened_to_tokens_is_counted(monkeypatch, capsys, violation, figure):
+    monkeypatch.setattr("sys.argv", ["tests.chaos", "--first", "5", "--schedules", "2"])
+    monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(command, "Company", Told(*SOUND, report(SCHEDULE, violation)))
+    assert command.main() == 1
+    told = capsys.readouterr().out.splitlines()
+    counts = {line[:26].strip(): line[26:].strip() for line in told}
+    assert [name for name in counts if name.startswith("tokens ") and counts[name] == "1"] == [
+        figure
+    ]
+
+
+def test_the_words_for_lost_and_repeated_tokens_are_those_of_the_audit():
+    said = [plant.words for plant in PLANTS.values() if plant.is_found]
+    for words in command.TOKEN_FIGURES.values():
+        assert any(word in sentence for word in words for sentence in said), words
+
+
+def test_plays_with_vllm_say_so_in_the_command_that_plays_them_again():
+    assert Play(SCHEDULE, "5", VLLM).replay == "python -m tests.chaos --seed 5 --engine vllm"
+    assert [Play(SCHEDULE, name, engine).stock for name, engine in (("5", ""), ("9", ""))] == [
+        *("fake", "real")
+    ]
+    assert Play(CONTROL, "no fence", VLLM).stock == VLLM
+
+
+def test_a_fleet_begins_with_vllm_and_every_third_has_nothing_else():
+    fleets = [draw_vllm_workers(seed) for seed in range(30)]
+    assert all(fleet[0] for fleet in fleets)
+    assert [all(fleet) for fleet in fleets] == [seed % 3 == 0 for seed in range(30)]
+    assert draw_vllm_workers(7) == draw_vllm_workers(7)
+    cast = Cast((), 1.0, 1, None, vllm_flags=("--engine", VLLM), vllm_workers=(True, False))
+    assert [cast.has_vllm(number) for number in range(4)] == [True, False, True, False]
+    assert not Cast((), 1.0, 1, None).has_vllm(0)
 
 
 def test_a_plant_that_the_audit_does_not_find_fails_the_command(monkeypatch, capsys):
