@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -111,3 +112,17 @@ def adapted_forms(
     placed = [map_adapter(description, adapter) for adapter in read]
     native = NativeDecoder(description, weights, placed, variant=variant or best_variant())
     return Forms(plain.wide, Decoder(description, weights, placed), native)
+
+
+_shared: dict[tuple[str, str, str], Forms] = {}
+
+
+def shared_adapted_forms(
+    config: PreTrainedConfig, adapters: Mapping[str, Mapping[str, Any]], *, dtype: str
+) -> Forms:
+    """As `adapted_forms`, but built once in a process: no test may change them."""
+    key = config.to_json_string(use_diff=False), json.dumps(adapters), dtype
+    if key not in _shared:
+        with tempfile.TemporaryDirectory() as folder:
+            _shared[key] = adapted_forms(config, Path(folder), adapters, dtype=dtype)
+    return _shared[key]

@@ -1,5 +1,6 @@
 """Builders of the fast path's tests: a tiny model of every family it knows, and its three forms."""
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,6 +166,21 @@ def forms_of(
         Decoder(description, weights),
         NativeDecoder(description, weights, variant=variant or best_variant()),
     )
+
+
+_shared: dict[tuple[str, str, Variant], Forms] = {}
+
+
+def shared_forms(config: PreTrainedConfig, *, dtype: str, variant: Variant | None = None) -> Forms:
+    """As `forms_of`, but built once in a process: no test may change them.
+
+    To build and probe a model takes several times as long as most tests of it.
+    """
+    key = config.to_json_string(use_diff=False), dtype, variant or best_variant()
+    if key not in _shared:
+        with tempfile.TemporaryDirectory() as folder:
+            _shared[key] = forms_of(config, Path(folder), dtype=dtype, variant=variant)
+    return _shared[key]
 
 
 def run_steps(

@@ -22,6 +22,7 @@ from tests.simulation.system.fleet import QUEUE
 from tests.simulation.system.plan import Plan, Wanted
 from tests.simulation.system.redis_data import Hash, ReplyError, Scores, Stream
 from tests.simulation.system.redis_server import RedisServer
+from tests.simulation.system.turns import Turns
 
 _PREFIX = f"quire:{{{QUEUE}.0}}:".encode()
 
@@ -46,6 +47,7 @@ class Witness:
     cancelled: set[str] = field(default_factory=set)
     requeued: set[str] = field(default_factory=set)
     _may_not_run: set[bytes] = field(default_factory=set)
+    _turns: Turns = field(default_factory=lambda: Turns(_PREFIX + b"r:"))
 
     def watch(self, name: str, command: list[bytes], reply: Any) -> None:
         """Told of every transition after it ran."""
@@ -64,8 +66,15 @@ class Witness:
             self.counts["claimed by a moment"] += reply[9] != reply[10]
             if arguments[0] in self._may_not_run:
                 self.violations.append(f"I9: {arguments[0]!r} was cancelled in the queue and runs")
-        elif name == "requeue":
-            self._may_not_run.discard(arguments[0])
+            values = self.server.database.values
+            self.violations += self._turns.broken_by(values, arguments[0])
+            self.counts["later turns"] += self._turns.follows_another(values, arguments[0])
+        elif name == "claim":
+            self.counts["kept for a worker"] += reply[0] == b"kept"
+        elif name in {"submit", "requeue"}:
+            self._turns.queued(self.server.database.values, arguments[0])
+            if name == "requeue":
+                self._may_not_run.discard(arguments[0])
 
     def may_not_run(self, request_id: str) -> None:
         """The request was cancelled: if it is not terminal by a running claim, none may follow."""
@@ -74,6 +83,7 @@ class Witness:
     def forget(self) -> None:
         """The server lost its tail: what was true of it may be no more."""
         self._may_not_run.clear()
+        self._turns.forget()
         self.counts["rollbacks"] += 1
 
     def has_open(self) -> bool:
@@ -147,7 +157,7 @@ def not_at_rest(server: RedisServer) -> list[str]:
         if key.startswith(_PREFIX + b"fair:"):
             # What is counted for tenants stays until it expires.
             continue
-        if isinstance(value, Scores) or key == _PREFIX + b"place":
+        if isinstance(value, Scores) or key in (_PREFIX + b"place", _PREFIX + b"turn"):
             broken.append(f"I6: {key!r} holds {dict(value)}")
         elif isinstance(value, Stream) and value.groups and key not in server.database.expiries:
             held = sum(len(group.pending) for group in value.groups.values())

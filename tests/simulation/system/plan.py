@@ -36,6 +36,9 @@ PATTERNS = ("[0-9]{6}", "([a-f]{4},){7}", "(yes|no)!", "[^a]{3}[é-ü]{12}")
 #: What every worker has; about a third of all requests are from one of them.
 ADAPTERS = ("first", "second")
 
+#: The sessions of a tenant; in one schedule in two, most requests are turns of one.
+SESSIONS = ("chat", "chat", "other-chat")
+
 #: How often a plague comes.
 PLAGUE_FAULTS = 8
 
@@ -147,6 +150,8 @@ def draw_plan(seed: int, *, plague: str = "") -> Plan:
             "drain_seconds": draw.choice([0.0, 0.5, 10.0]),
             "publish_interval_seconds": draw.choice([0.0, 0.0, 0.1]),
             "num_speculative_tokens": draw.choice([0, 1, 5]),
+            # Apart from the other draws, as the losses.
+            "session_affinity_seconds": random.Random(f"affinity {seed}").choice([0.0, 0.2, 1.0]),
         },
         # Apart from the other draws, as the losses.
         is_shared=random.Random(f"sharing {seed}").random() < 0.5,
@@ -199,6 +204,7 @@ def _draw_wanted(draw: random.Random, seed: int, number: int) -> Wanted:
         tenant=draw.choice(["default", "other"]),
         metadata=draw.choice([{}, {"row": number}]),
         idempotency_key=draw.choice([None, None, f"key{number}"]),
+        session_id=_session_of(seed, number),
         created_ms=0,
     )
     return Wanted(
@@ -212,6 +218,13 @@ def _draw_wanted(draw: random.Random, seed: int, number: int) -> Wanted:
         finish_reason=reason,
         is_poison=False,
     )
+
+
+def _session_of(seed: int, number: int) -> str | None:
+    """Apart from the other draws, as the losses."""
+    if random.Random(f"sessions {seed}").random() < 0.5:
+        return None
+    return random.Random(f"session {seed} {number}").choice([*SESSIONS, None])
 
 
 def _drawn_apart(

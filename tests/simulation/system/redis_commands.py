@@ -279,6 +279,21 @@ class Commands:
             found = found[skip : skip + count if count >= 0 else None]
         return told(found, with_scores=b"WITHSCORES" in words)
 
+    def zrangebylex(self, key: bytes, least: bytes, most: bytes, *options: bytes) -> list[bytes]:
+        """In a set whose members all have the same score, the only kind that the scripts ask."""
+        above, below = _lex_bound(least), _lex_bound(most)
+        found = [
+            member
+            for member, _ in (self.typed(key, Scores) or Scores()).ordered()
+            if above[0] <= member <= below[0]
+            and not (member == above[0] and above[1])
+            and not (member == below[0] and below[1])
+        ]
+        if options:
+            skip, count = int(options[1]), int(options[2])
+            found = found[skip : skip + count if count >= 0 else None]
+        return found
+
     def zremrangebyscore(self, key: bytes, least: bytes, most: bytes) -> int:
         return self.zrem(key, *(member for member, _ in self._by_score(key, least, most)))
 
@@ -302,6 +317,13 @@ def told(found: list[tuple[bytes, float]], *, with_scores: bool) -> list[bytes]:
     if not with_scores:
         return [member for member, _ in found]
     return [part for member, score in found for part in (member, score_text(score))]
+
+
+def _lex_bound(text: bytes) -> tuple[bytes, bool]:
+    """A bound of a range of members, and whether it is left out itself."""
+    if text[:1] not in (b"[", b"("):
+        raise ReplyError("ERR min or max not valid string range item")
+    return text[1:], text.startswith(b"(")
 
 
 def _bound(text: bytes) -> tuple[float, bool]:

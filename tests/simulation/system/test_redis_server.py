@@ -28,6 +28,7 @@ _counter = itertools.count()
 NAMES = st.sampled_from(["a", "b", "c"])
 IDS = st.sampled_from(["1-1", "1-2", "2-1", "5", "7-3", "9-0", "0-0"])
 BOUNDS = st.sampled_from(["-", "+", "1-1", "2", "5-0", "(1-2"])
+LEX_BOUNDS = st.sampled_from(["[a", "(a", "[b", "(b ", "(c", "[d", "a"])
 COUNT = st.integers(1, 3)
 SCORES = st.sampled_from(["1", "2.5", "-3", "1e3", "10000000000000"])
 
@@ -76,6 +77,9 @@ COMMANDS = st.one_of(
     command("ZCOUNT", "z", "-inf", SCORES),
     command("ZRANGE", "z", st.integers(-2, 2), st.integers(-2, 2), "WITHSCORES"),
     command("ZRANGEBYSCORE", "z", "(1", "+inf", "WITHSCORES", "LIMIT", "0", COUNT),
+    command("ZADD", "equals", "0", NAMES),
+    command("ZRANGEBYLEX", "equals", LEX_BOUNDS, LEX_BOUNDS, "LIMIT", st.integers(0, 1), COUNT),
+    command("ZRANGEBYLEX", st.sampled_from(["equals", "s"]), LEX_BOUNDS, LEX_BOUNDS),
     command("ZREMRANGEBYSCORE", "z", "-inf", SCORES),
     command("XADD", st.one_of(STREAM, ANY), IDS, "f", NAMES),
     command("XADD", STREAM, "MAXLEN", COUNT, IDS, "f", NAMES),
@@ -140,7 +144,7 @@ def raw(real_connection: redis.Redis):
 )
 @given(commands=st.lists(COMMANDS, min_size=1, max_size=40))
 def test_any_commands_get_the_replies_of_a_real_server(raw, commands):
-    server, names = simulated(), ("s", "s2", "h", "z", "m", "x1", "x2", "none")
+    server, names = simulated(), ("s", "s2", "h", "z", "equals", "m", "x1", "x2", "none")
     run = f"twin{next(_counter)}:"
 
     def apart(words: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -36,6 +36,8 @@ NUM_SEEDS = 100
 #: The first seed that is tried for a device that takes a request along on its last attempt.
 TAKEN_ALONG_SEED = 56
 CHECKOUT = Path(__file__).parents[3]
+#: A worker that takes over and forgets something; what, a test patches in.
+FORGETFUL = Control("forgetful", "I1", plague="kill a worker")
 #: A control that nearly every schedule catches.
 QUICK = tuple(control for control in CONTROLS if control.law == "I10")
 
@@ -46,7 +48,7 @@ EXPECTED = {
     *("commit ok", "commit fenced", "commit rewind", "commit replayed", "tokens"),
     *("request resumed", "request released", "leases reaped", "claim lost", "requests promoted"),
     *("worker died", "worker ended", "draining", "redis unavailable", "not claimed"),
-    "claimed by a moment",
+    *("claimed by a moment", "later turns", "kept for a worker"),
 }
 
 
@@ -149,7 +151,7 @@ def test_a_worker_that_takes_over_and_forgets_how_likely_the_tokens_were_is_caug
         recall(delivery, [replace(chunk, logprobs=()) for chunk in published])
 
     monkeypatch.setattr(Delivery, "recall", forgetful)
-    assert catches(Control("forgetful", "I1", plague="kill a worker"), enough=1) > 0
+    assert catches(replace(FORGETFUL, first_seed=2), enough=1) > 0
 
 
 def test_a_constraint_that_forgets_the_tokens_of_a_life_before_is_caught(monkeypatch):
@@ -161,7 +163,7 @@ def test_a_constraint_that_forgets_the_tokens_of_a_life_before_is_caught(monkeyp
         consume(rule, output_token_ids[rule._first :])
 
     monkeypatch.setattr(GrammarConstraint, "_consume", forgetful)
-    assert catches(Control("forgetful", "I1", plague="kill a worker"), enough=1) > 0
+    assert catches(replace(FORGETFUL, first_seed=30), enough=1) > 0
 
 
 def test_a_takeover_that_forgets_the_adapter_is_caught(monkeypatch):
@@ -174,13 +176,15 @@ def test_a_takeover_that_forgets_the_adapter_is_caught(monkeypatch):
         return (replace(made, adapter=None) if delivery.token_ids else made), wanted
 
     monkeypatch.setattr("service.incoming.reception.engine_request", forgetful)
-    assert catches(Control("forgetful", "I1", plague="kill a worker"), enough=1) > 0
+    assert catches(replace(FORGETFUL, first_seed=19), enough=1) > 0
 
 
 def test_tokens_that_do_not_say_which_adapter_they_are_from_are_caught():
     """Nobody goes on with such a request."""
     says_nothing = {"if published == 0 and item.fingerprint ~= '' then": "if false then"}
-    control = Control("first tokens say nothing", "I5", says_nothing, plague="kill a worker")
+    control = Control(
+        "first tokens say nothing", "I5", says_nothing, plague="kill a worker", first_seed=19
+    )
     assert catches(control, enough=1) > 0
 
 
@@ -214,5 +218,7 @@ def test_the_device_of_a_last_attempt_may_take_the_request_along(monkeypatch):
 
 def test_a_device_that_takes_a_request_with_attempts_left_is_caught():
     gives_up_at_once = {"if ending == 'attempts_spent' then": "if true then"}
-    control = Control("given up too soon", "I7", gives_up_at_once, plague="fail a device")
+    control = Control(
+        "given up too soon", "I7", gives_up_at_once, plague="fail a device", first_seed=1
+    )
     assert catches(control, enough=1) > 0

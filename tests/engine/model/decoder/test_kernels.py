@@ -17,7 +17,7 @@ from engine.model.kernels.build import FETCH_LEVELS, VARIANTS, best_variant
 from engine.model.kernels.packing import interleave, pack
 from engine.model.step import compute_logits, lay_out
 from tests.engine.model.builders import _GROUPED, make_prompt, make_row, make_runner, save_model
-from tests.engine.model.decoders import FAMILIES, forms_of, run_steps
+from tests.engine.model.decoders import FAMILIES, forms_of, run_steps, shared_forms
 
 #: Beyond a span of 256 keys, so that spans are folded.
 LONG = make_prompt(600, salt=1)
@@ -63,9 +63,9 @@ def long_config(request):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_token_s_logits_are_the_same_alone_batched_and_chunked_bit_for_bit(
-    dtype, long_config, threads, tmp_path
+    dtype, long_config, threads
 ):
-    native = forms_of(long_config, tmp_path, dtype=str(dtype).removeprefix("torch.")).native
+    native = shared_forms(long_config, dtype=str(dtype).removeprefix("torch.")).native
     alone = run_steps(native, PROMPTS, ALONE, dtype=dtype)
     together = run_steps(native, PROMPTS, [[600, 40, 7]], dtype=dtype)
     chunked = run_steps(native, PROMPTS, CHUNKED, dtype=dtype)
@@ -76,10 +76,10 @@ def test_a_token_s_logits_are_the_same_alone_batched_and_chunked_bit_for_bit(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [80, 300])
-def test_where_a_chunk_begins_moves_no_bit_of_tokens_that_see_a_window(dtype, window, tmp_path):
+def test_where_a_chunk_begins_moves_no_bit_of_tokens_that_see_a_window(dtype, window):
     """The keys of a unit begin near the window of its first token, and that is the chunk's."""
     config = transformers.MistralConfig(**(LONG_MISTRAL.to_dict() | {"sliding_window": window}))
-    native = forms_of(config, tmp_path, dtype=str(dtype).removeprefix("torch.")).native
+    native = shared_forms(config, dtype=str(dtype).removeprefix("torch.")).native
     (whole,) = run_steps(native, [LONG], [[len(LONG)]], dtype=dtype)
     for size in (1, 16, 17):
         chunks = [[len(LONG[first : first + size])] for first in range(0, len(LONG), size)]
@@ -88,10 +88,8 @@ def test_where_a_chunk_begins_moves_no_bit_of_tokens_that_see_a_window(dtype, wi
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_logits_of_some_tokens_are_those_of_all_bit_for_bit(
-    dtype, long_config, threads, tmp_path
-):
-    native = forms_of(long_config, tmp_path, dtype=str(dtype).removeprefix("torch.")).native
+def test_the_logits_of_some_tokens_are_those_of_all_bit_for_bit(dtype, long_config, threads):
+    native = shared_forms(long_config, dtype=str(dtype).removeprefix("torch.")).native
     rows = [
         make_row(prompt, request_id=str(index), block_ids=range(40 * index, 40 * index + 40))
         for index, prompt in enumerate(PROMPTS)
@@ -112,9 +110,9 @@ def test_the_logits_of_some_tokens_are_those_of_all_bit_for_bit(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("block_size", [16, 24, 48])
 def test_of_many_decodes_at_once_each_is_what_it_is_alone_bit_for_bit(
-    dtype, block_size, long_config, threads, tmp_path
+    dtype, block_size, long_config, threads
 ):
-    native = forms_of(long_config, tmp_path, dtype=str(dtype).removeprefix("torch.")).native
+    native = shared_forms(long_config, dtype=str(dtype).removeprefix("torch.")).native
     # Around the ends of pairs, strips and spans; enough rows for any number of threads.
     lengths = [2, 600, 17, 16, 31, 255, 256, 65, 257, 100, 513, 33, 48]
     prompts = [make_prompt(length, salt=length) for length in lengths]
@@ -145,15 +143,15 @@ def test_of_many_decodes_at_once_each_is_what_it_is_alone_bit_for_bit(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("block_size", [1, 4, 24, 32, 256])
-def test_the_block_size_changes_nothing(dtype, block_size, tmp_path):
-    native = forms_of(LONG_LLAMA, tmp_path, dtype=str(dtype).removeprefix("torch.")).native
+def test_the_block_size_changes_nothing(dtype, block_size):
+    native = shared_forms(LONG_LLAMA, dtype=str(dtype).removeprefix("torch.")).native
     expected = run_steps(native, PROMPTS, CHUNKED, dtype=dtype)
     found = run_steps(native, PROMPTS, CHUNKED, dtype=dtype, block_size=block_size)
     assert all(map(torch.equal, found, expected))
 
 
-def test_long_contexts_are_those_of_the_wide_path(long_config, threads, tmp_path):
-    forms = forms_of(long_config, tmp_path, dtype="float32")
+def test_long_contexts_are_those_of_the_wide_path(long_config, threads):
+    forms = shared_forms(long_config, dtype="float32")
     expected, found = (
         torch.cat(run_steps(form, PROMPTS, CHUNKED, dtype=torch.float32))
         for form in (forms.wide, forms.native)
@@ -162,13 +160,12 @@ def test_long_contexts_are_those_of_the_wide_path(long_config, threads, tmp_path
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_what_is_fetched_into_which_cache_changes_no_result_bit_for_bit(dtype, threads, tmp_path):
+def test_what_is_fetched_into_which_cache_changes_no_result_bit_for_bit(dtype, threads):
     """Steps of 15, 35 and 37 tokens: rows are cut and shared out by that, too."""
     steps = [[560, 0, 0], [30, 5, 0], [10, 20, 7], [0, 15, 0]]
     first, second = (
-        forms_of(
+        shared_forms(
             LONG_LLAMA,
-            tmp_path,
             dtype=dtype,
             variant=replace(best_variant(), fetch_level=level),
         ).native
@@ -202,10 +199,10 @@ def test_every_variant_computes_the_same_model(variant, dtype, tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
-def test_every_variant_chooses_the_first_of_its_largest_logits(variant, dtype, tmp_path):
+def test_every_variant_chooses_the_first_of_its_largest_logits(variant, dtype):
     if not runnable(variant):
         pytest.skip(f"this processor cannot run {variant.name}")
-    native = forms_of(FAMILIES["llama, odd sizes"], tmp_path, dtype=dtype, variant=variant).native
+    native = shared_forms(FAMILIES["llama, odd sizes"], dtype=dtype, variant=variant).native
     rows = [make_row(make_prompt(9, salt=n), block_ids=[n]) for n in range(20)]
     step = lay_out(rows, block_size=16, device=torch.device("cpu"))
     pools = [
@@ -267,10 +264,10 @@ def test_what_the_kernels_are_not_made_for_is_said(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_tied_embedding_is_in_memory_once_and_read_from_the_head(dtype, tmp_path):
-    tied = forms_of(FAMILIES["llama, tied"], tmp_path / "tied", dtype=dtype)
+def test_a_tied_embedding_is_in_memory_once_and_read_from_the_head(dtype):
+    tied = shared_forms(FAMILIES["llama, tied"], dtype=dtype)
     assert tied.native.embedding is None
-    assert forms_of(FAMILIES["llama"], tmp_path / "other", dtype=dtype).native.embedding is not None
+    assert shared_forms(FAMILIES["llama"], dtype=dtype).native.embedding is not None
     # Every token, so that every lane of a strip is read.
     prompts, kind = [list(range(211))], getattr(torch, dtype)
     found, expected = (

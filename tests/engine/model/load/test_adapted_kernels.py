@@ -17,7 +17,7 @@ from engine.model.kernels import build
 from engine.model.kernels.build import VARIANTS, best_variant
 from engine.model.load.fast_path import check_against
 from engine.model.step import compute_logits, lay_out
-from tests.engine.model.adapted import adapted_forms
+from tests.engine.model.adapted import adapted_forms, shared_adapted_forms
 from tests.engine.model.builders import (
     _GROUPED,
     generate,
@@ -26,7 +26,7 @@ from tests.engine.model.builders import (
     make_row,
     make_runner,
 )
-from tests.engine.model.decoders import FAMILIES, forms_of, run_steps
+from tests.engine.model.decoders import FAMILIES, run_steps, shared_forms
 
 DTYPES = [torch.float32, torch.bfloat16]
 #: Of all layers and of few, of ranks that fill words and strips and of ranks that do not.
@@ -95,10 +95,8 @@ def test_every_variant_adds_the_same(variant, dtype, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_token_with_an_adapter_is_the_same_alone_batched_and_chunked_bit_for_bit(
-    dtype, threads, tmp_path
-):
-    native = adapted_forms(LLAMA, tmp_path, ADAPTERS, dtype=name_of(dtype)).native
+def test_a_token_with_an_adapter_is_the_same_alone_batched_and_chunked_bit_for_bit(dtype, threads):
+    native = shared_adapted_forms(LLAMA, ADAPTERS, dtype=name_of(dtype)).native
     alone, together, chunked = (
         run_steps(native, PROMPTS, steps, dtype=dtype, adapters=NAMES)
         for steps in (ALONE, WHOLE, CHUNKED)
@@ -108,11 +106,9 @@ def test_a_token_with_an_adapter_is_the_same_alone_batched_and_chunked_bit_for_b
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_token_without_one_is_what_it_is_where_there_are_none_bit_for_bit(
-    dtype, threads, tmp_path
-):
-    forms = adapted_forms(LLAMA, tmp_path, ADAPTERS, dtype=name_of(dtype))
-    without = forms_of(LLAMA, tmp_path / "again", dtype=name_of(dtype)).native
+def test_a_token_without_one_is_what_it_is_where_there_are_none_bit_for_bit(dtype, threads):
+    forms = shared_adapted_forms(LLAMA, ADAPTERS, dtype=name_of(dtype))
+    without = shared_forms(LLAMA, dtype=name_of(dtype)).native
     expected = run_steps(without, PROMPTS, CHUNKED, dtype=dtype)
     nobody = run_steps(forms.native, PROMPTS, CHUNKED, dtype=dtype)
     assert all(map(torch.equal, nobody, expected))
@@ -125,11 +121,11 @@ def test_a_token_without_one_is_what_it_is_where_there_are_none_bit_for_bit(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_of_many_decodes_with_an_adapter_each_everyone_is_what_it_is_alone_bit_for_bit(
-    dtype, threads, tmp_path
+    dtype, threads
 ):
     names = [f"a{number}" for number in range(40)]
     adapters = {name: {"r": 1 + number % 5} for number, name in enumerate(names)}
-    native = adapted_forms(LLAMA, tmp_path, adapters, dtype=name_of(dtype)).native
+    native = shared_adapted_forms(LLAMA, adapters, dtype=name_of(dtype)).native
     prompts = [make_prompt(3 + number % 7, salt=number) for number in range(len(names))]
     steps = [[len(prompt) - 1 for prompt in prompts], [1] * len(prompts)]
     # In the other order of the table, too, and all with one.
@@ -142,8 +138,8 @@ def test_of_many_decodes_with_an_adapter_each_everyone_is_what_it_is_alone_bit_f
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_logits_of_some_adapted_tokens_are_those_of_all_bit_for_bit(dtype, threads, tmp_path):
-    native = adapted_forms(LLAMA, tmp_path, ADAPTERS, dtype=name_of(dtype)).native
+def test_the_logits_of_some_adapted_tokens_are_those_of_all_bit_for_bit(dtype, threads):
+    native = shared_adapted_forms(LLAMA, ADAPTERS, dtype=name_of(dtype)).native
     rows = [
         make_row(prompt, request_id=str(index), block_ids=range(4 * index, 4 * index + 4))
         for index, prompt in enumerate(PROMPTS)
@@ -163,8 +159,8 @@ def test_the_logits_of_some_adapted_tokens_are_those_of_all_bit_for_bit(dtype, t
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_compiled_form_is_checked_and_chosen_with_any_number_of_adapters(dtype, tmp_path):
-    forms = adapted_forms(LLAMA, tmp_path, ADAPTERS, dtype=name_of(dtype))
+def test_the_compiled_form_is_checked_and_chosen_with_any_number_of_adapters(dtype):
+    forms = shared_adapted_forms(LLAMA, ADAPTERS, dtype=name_of(dtype))
     check_against(forms.wide, forms.native, block_size=16, adapters=[*ADAPTERS, "a"])
 
 
@@ -178,8 +174,8 @@ def rehearsal(request):
     )
 
 
-def test_the_compiled_form_is_invariant_with_adapters(rehearsal, tmp_path):
-    native = adapted_forms(LLAMA, tmp_path, ADAPTERS, dtype=name_of(rehearsal.dtype)).native
+def test_the_compiled_form_is_invariant_with_adapters(rehearsal):
+    native = shared_adapted_forms(LLAMA, ADAPTERS, dtype=name_of(rehearsal.dtype)).native
     check_invariance(native, rehearsal, adapters=list(ADAPTERS), **LIMITS)
 
 
@@ -199,8 +195,8 @@ class Swayed:
         return logits
 
 
-def test_a_form_that_is_swayed_by_the_adapters_of_others_is_found_out(rehearsal, tmp_path):
-    forms = adapted_forms(LLAMA, tmp_path, ADAPTERS, dtype=name_of(rehearsal.dtype))
+def test_a_form_that_is_swayed_by_the_adapters_of_others_is_found_out(rehearsal):
+    forms = shared_adapted_forms(LLAMA, ADAPTERS, dtype=name_of(rehearsal.dtype))
     check_invariance(Swayed(forms.native), rehearsal, **LIMITS)
     with pytest.raises(NotInvariant):
         check_invariance(Swayed(forms.native), rehearsal, adapters=list(ADAPTERS), **LIMITS)
