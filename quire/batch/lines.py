@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from quire.errors import InvalidRequest
 from quire.openai.answers import Heading, response
 from quire.openai.requests import KINDS, OpenAIRequest
+from quire.openai.vectors import encoding_of
 from quire.wire.choices import id_of
 from quire.wire.json_text import read_object
 from quire.wire.output import Completion
@@ -159,6 +160,7 @@ def output_line(line: BatchLine, completions: Sequence[Completion]) -> str:
         created=int(time.time()),
         model=first.model or line.body.get("model") or "",
         tools=line.call.tool_names,
+        encoding=encoding_of(line.body.get("encoding_format")),
         reasoning=line.call.reasoning(),
         has_token_ids=line.body.get("return_token_ids") is True,
     )

@@ -20,6 +20,7 @@ from quire.keys import GROUP, Keys
 from quire.transitions.replies import POLICY_FIELDS, policy_of, readable, worker_of
 from quire.transitions.values import QueuePolicy, WorkerInfo
 from quire.transport.connection import Retrying
+from quire.wire.pooling import POOLED_KINDS
 from quire.wire.protocol import Activity, Priority
 
 #: The most deliveries read per stream to find the one that waits longest for its claim. Workers
@@ -108,6 +109,16 @@ def adapters_of(workers: Iterable[WorkerInfo]) -> dict[str, list[str]]:
         if worker.model and worker.is_alive:
             found.setdefault(worker.model, set()).update(worker.adapters)
     return {model: sorted(found[model]) for model in sorted(found)}
+
+
+def kinds_of(workers: Iterable[WorkerInfo]) -> dict[str, str]:
+    """The models of live workers that make vectors: name -> the kind of requests they serve."""
+    return {
+        worker.model: kind
+        for worker in workers
+        for kind in POOLED_KINDS
+        if worker.model and worker.is_alive and worker.load.get(kind)
+    }
 
 
 def inspect_shards(connection: redis.Redis, shards: Sequence[Keys]) -> list[ShardState]:

@@ -22,7 +22,7 @@ import redis.asyncio
 
 from quire.broker.async_broker import AsyncBroker, connect_async
 from quire.broker.async_shard import taking_turns
-from quire.broker.inspection import adapters_of, models_of
+from quire.broker.inspection import adapters_of, kinds_of, models_of
 from quire.broker.producing import must_ask_clock, ready_messages
 from quire.client.async_group_handle import AsyncGroupHandle
 from quire.client.async_handle import AsyncHandle
@@ -219,6 +219,10 @@ class AsyncClient:
     async def adapters(self) -> dict[str, list[str]]:
         """See `Client.adapters`."""
         return adapters_of([info for broker in self._brokers for info in await broker.workers()])
+
+    async def kinds(self) -> dict[str, str]:
+        """See `Client.kinds`."""
+        return kinds_of([info for broker in self._brokers for info in await broker.workers()])
 
     async def now_ms(self) -> int:
         """See `Client.now_ms`."""

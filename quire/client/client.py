@@ -22,7 +22,7 @@ from typing import Any, Unpack, overload
 import redis
 
 from quire.broker.broker import Broker
-from quire.broker.inspection import adapters_of, models_of
+from quire.broker.inspection import adapters_of, kinds_of, models_of
 from quire.broker.producing import must_ask_clock, ready_messages
 from quire.client.conflicts import refuse_others
 from quire.client.ends import EndsReading, SinkReading, reading_of
@@ -264,6 +264,10 @@ class Client:
     def adapters(self) -> dict[str, list[str]]:
         """For each such model, the adapters that some worker has, sorted."""
         return adapters_of(info for broker in self._brokers for info in broker.workers())
+
+    def kinds(self) -> dict[str, str]:
+        """The models of live workers that make vectors, each with the kind that it serves."""
+        return kinds_of(info for broker in self._brokers for info in broker.workers())
 
     def now_ms(self) -> int:
         """The broker's clock, in unix milliseconds. Deadlines are times on this clock."""

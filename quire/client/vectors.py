@@ -10,9 +10,7 @@ from quire.errors import InvalidRequest, WaitTimeout
 from quire.wire.arguments import RequestArguments, RequestOptions
 from quire.wire.choices import id_of
 from quire.wire.codec import is_token_ids
-
-#: The most texts of one call, as in OpenAI's API.
-MAX_INPUTS = 2048
+from quire.wire.pooling import MAX_INPUTS
 
 #: A text, token ids, or several of either.
 Inputs = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]

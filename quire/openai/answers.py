@@ -12,7 +12,9 @@ from typing import Any
 from quire.openai.logprobs import compact, of_chat, of_completion, written
 from quire.openai.tools.answers import CALLED, MessageStream
 from quire.openai.tools.reasoning import NO_REASONING, ReasoningUse
+from quire.openai.vectors import VectorEncoding, embeddings_response, written_embeddings
 from quire.wire.output import Completion, FinishReason, TokenChunk
+from quire.wire.pooling import is_pooled
 from quire.wire.protocol import Kind
 
 
@@ -31,6 +33,8 @@ class Heading:
     tools: tuple[str, ...] = ()
     reasoning: ReasoningUse = NO_REASONING
     has_token_ids: bool = False
+    #: How the answer writes vectors, if it has them.
+    encoding: VectorEncoding = "float"
 
     @property
     def is_chat(self) -> bool:
@@ -57,6 +61,8 @@ def response(
     heading: Heading, completions: Sequence[Completion], *, num_prompts: int
 ) -> dict[str, Any]:
     """The body of a response from the whole outputs of its choices, ordered by prompt."""
+    if is_pooled(heading.kind):
+        return embeddings_response(heading.model, completions, encoding=heading.encoding)
     counts: list[int | None] = []
     choices = [_choice(heading, *item, counts) for item in enumerate(completions)]
     usage = usage_of(completions, num_prompts=num_prompts, reasoning=counts)
@@ -67,6 +73,9 @@ def written_response(
     heading: Heading, completions: Sequence[Completion], *, num_prompts: int
 ) -> Iterator[str]:
     """Yields the same body as JSON text, in parts that are encoded one at a time."""
+    if is_pooled(heading.kind):
+        yield from written_embeddings(heading.model, completions, encoding=heading.encoding)
+        return
     yield f'{compact(heading.fields(is_piece=False))[:-1]},"choices":['
     counts: list[int | None] = []
     for index, completion in enumerate(completions):
@@ -111,13 +120,13 @@ def naming_prompt(
 ) -> Completion:
     """The end of a choice. If its prompt was refused, the error's field gets the prompt's index.
 
-    With a single prompt the field stays `body.prompt`.
+    With a single prompt the field stays `body.prompt`, or `body.input` of a vector.
     """
     error = completion.error
-    if num_prompts == 1 or error is None or error.field != "body.prompt":
+    if num_prompts == 1 or error is None or error.field not in ("body.prompt", "body.input"):
         return completion
     prompt = choice // (num_choices // num_prompts)
-    return replace(completion, error=replace(error, field=f"body.prompt.{prompt}"))
+    return replace(completion, error=replace(error, field=f"{error.field}.{prompt}"))
 
 
 def opening(heading: Heading, index: int) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from quire.openai.tools.reasoning import (
 )
 from quire.wire.choices import MAX_CHOICES, check_number, choice_of, id_of
 from quire.wire.json_text import read_object
+from quire.wire.pooling import MAX_INPUTS, is_pooled
 from quire.wire.protocol import MAX_REQUEST_ID_LENGTH, GenerationRequest, Kind
 from quire.wire.sampling import validated
 from quire.wire.tools import tool_use_of
@@ -26,6 +27,7 @@ from quire.wire.tools import tool_use_of
 KINDS: dict[str, Kind] = {
     "/v1/chat/completions": "chat.completions",
     "/v1/completions": "completions",
+    "/v1/embeddings": "embeddings",
 }
 
 #: The longest values of all fields of a request other than its body.
@@ -37,7 +39,8 @@ LONGEST_ENVELOPE: Mapping[str, Any] = {"tenant": "x" * 64, "deadline_ms": (1 << 
 class OpenAIRequest:
     """One call of OpenAI's API. It becomes one request of ours for each choice.
 
-    Completions may have a list of prompts; each prompt gets `n` choices.
+    Completions may have a list of prompts; each prompt gets `n` choices. Embeddings may have a list
+    of inputs, which count as prompts with one choice each.
 
     `digest` has at least 47 hexadecimal digits. If the body has no seed, the seed is derived from
     the digest, so that equal digests give the same generation.
@@ -55,11 +58,11 @@ class OpenAIRequest:
     @property
     def num_choices(self) -> int:
         """The number of choices of all prompts together. InvalidRequest if there are too many."""
-        n = self._choices_per_prompt
-        if n * self.num_prompts > MAX_CHOICES:
-            message = f"needs {n * self.num_prompts} choices; at most {MAX_CHOICES} are allowed"
-            raise InvalidRequest("body.prompt", message)
-        return n * self.num_prompts
+        number, most = self._choices_per_prompt * self.num_prompts, most_choices(self.kind)
+        if number > most:
+            message = f"needs {number} choices; at most {most} are allowed"
+            raise InvalidRequest(f"body.{self._field}", message)
+        return number
 
     @property
     def tool_names(self) -> tuple[str, ...]:
@@ -96,23 +99,29 @@ class OpenAIRequest:
         """
         num_choices = self.num_choices
         prompt, choice_of_prompt = divmod(choice, self._choices_per_prompt)
-        body = {name: value for name, value in self.body.items() if name != "n"}
+        # A request for a vector knows no `n` and no seed, and refuses them.
+        hides = () if is_pooled(self.kind) else ("n",)
+        body = {name: value for name, value in self.body.items() if name not in hides}
         if self._is_list:
-            body["prompt"] = self._prompts[prompt]
+            body[self._field] = self._prompts[prompt]
         seeded_as = choice_of_prompt
-        if body.get("seed") is None:
+        if body.get("seed") is None and not is_pooled(self.kind):
             body["seed"] = int(self.digest[32:47], 16)
             seeded_as = choice
         fields = {"id": request_id, "kind": self.kind, "body": body}
         request = validated(GenerationRequest, fields | envelope)
         try:
             request.parse_body()
-            request = choice_of(request, choice, n=num_choices, seeded_as=seeded_as)
+            if is_pooled(self.kind):
+                own_id = id_of(request_id, choice, n=num_choices)
+                request = validated(GenerationRequest, dict(request) | {"id": own_id})
+            else:
+                request = choice_of(request, choice, n=num_choices, seeded_as=seeded_as)
             # Checks the size limit here, too: a message above it would fail its whole submit.
             request.encode()
         except InvalidRequest as error:
-            if self._is_list and error.field == "body.prompt":
-                raise InvalidRequest(f"body.prompt.{prompt}", error.message) from None
+            if self._is_list and error.field == f"body.{self._field}":
+                raise InvalidRequest(f"{error.field}.{prompt}", error.message) from None
             raise
         return request
 
@@ -120,7 +129,7 @@ class OpenAIRequest:
     def _choices_per_prompt(self) -> int:
         """The number of choices of each prompt. InvalidRequest if `n` is invalid."""
         n = self.body.get("n")
-        if n is None:
+        if n is None or is_pooled(self.kind):
             return 1
         check_number(n, field="body.n")
         assert isinstance(n, int)
@@ -128,7 +137,13 @@ class OpenAIRequest:
 
     @property
     def _prompts(self) -> Sequence[Any]:
-        return self.body["prompt"] if self._is_list else [self.body.get("prompt")]
+        prompt = self.body.get(self._field)
+        return prompt if self._is_list else [prompt]  # type: ignore[return-value]
+
+    @property
+    def _field(self) -> str:
+        """The field with the prompts."""
+        return "input" if is_pooled(self.kind) else "prompt"
 
     @property
     def _is_list(self) -> bool:
@@ -137,15 +152,21 @@ class OpenAIRequest:
         InvalidRequest if it mixes them. An array that begins with anything else is read as one
         prompt of token ids.
         """
-        prompt = self.body.get("prompt")
-        if self.kind != "completions" or not isinstance(prompt, list) or not prompt:
+        prompt = self.body.get(self._field)
+        if self.kind == "chat.completions" or not isinstance(prompt, list) or not prompt:
             return False
         kind = type(prompt[0])
         if kind not in (str, list):
             return False
         if not all(type(one) is kind for one in prompt):
-            raise InvalidRequest("body.prompt", "must have texts only, or arrays of token ids only")
+            message = "must have texts only, or arrays of token ids only"
+            raise InvalidRequest(f"body.{self._field}", message)
         return True
+
+
+def most_choices(kind: Kind) -> int:
+    """The most requests that one call of this kind may become."""
+    return MAX_INPUTS if is_pooled(kind) else MAX_CHOICES
 
 
 def parse_body(text: str | bytes) -> dict[str, Any]:

@@ -21,6 +21,9 @@ PooledKind = Literal["embeddings", "scores"]
 #: The kinds of requests that get a vector.
 POOLED_KINDS: Final[tuple[PooledKind, ...]] = ("embeddings", "scores")
 
+#: The most inputs of one call, as in OpenAI's API.
+MAX_INPUTS = 2048
+
 #: The most numbers of one vector. The largest model known today has 12,288.
 MAX_DIMENSIONS = 1 << 16
 BYTES_PER_NUMBER = 4

@@ -15,6 +15,7 @@ from quire.client.turns import Turn
 from quire.errors import OutputRewound, ResultExpired, UnknownRequest
 from quire.openai.answers import naming_prompt
 from quire.wire.output import Completion, State, TokenChunk
+from quire.wire.pooling import is_pooled
 from service.gateway.cursors import Cursor
 from service.gateway.http.lifecycle import draining
 from service.gateway.http.tasks import end
@@ -81,7 +82,29 @@ class Answer:
                 return await self._read_complete()
         return await self._read_complete()
 
+    async def _read_vectors(self) -> list[Completion]:
+        """The ends of all choices, whose logs have nothing else: there may be thousands."""
+        closed = asyncio.ensure_future(self._closing.wait())
+        reads = asyncio.gather(*map(self._end_of, range(self.record.num_choices)))
+        try:
+            waited: set[asyncio.Future[Any]] = {closed, reads}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if not reads.done():
+                raise draining()
+            return reads.result()
+        finally:
+            await end(closed, reads)
+
+    async def _end_of(self, choice: int) -> Completion:
+        last: TokenChunk | Completion | None = None
+        async for _, updates in self._follow(choice):
+            last = updates[-1]
+        assert isinstance(last, Completion), "the end is the last of a log"
+        return last
+
     async def _read_complete(self) -> list[Completion]:
+        if is_pooled(self.record.kind):
+            return await self._read_vectors()
         self.cursors = [Cursor()] * self.record.num_choices
         num_logprobs = 0
         chunks: list[list[TokenChunk]] = [[] for _ in self.cursors]

@@ -16,7 +16,7 @@ from typing import Any
 
 from quire.errors import InvalidRequest
 from quire.openai.answers import Heading
-from quire.openai.requests import OpenAIRequest
+from quire.openai.requests import OpenAIRequest, most_choices
 from quire.openai.tools.reasoning import (
     NO_REASONING,
     ReasoningSetting,
@@ -24,7 +24,9 @@ from quire.openai.tools.reasoning import (
     reasoning_fields,
     reasoning_use_from,
 )
-from quire.wire.choices import CHOICE_SEPARATOR, MAX_CHOICES
+from quire.openai.vectors import VectorEncoding, encoding_of
+from quire.wire.choices import CHOICE_SEPARATOR
+from quire.wire.pooling import is_pooled
 from quire.wire.protocol import GenerationRequest, Kind
 
 #: The key in the request's metadata.
@@ -65,6 +67,8 @@ class CallRecord:
     tools: tuple[str, ...] = ()
     reasoning: ReasoningUse = NO_REASONING
     has_token_ids: bool = False
+    #: How the answer writes vectors, if it has them.
+    encoding: VectorEncoding = "float"
 
     @property
     def heading(self) -> Heading:
@@ -77,6 +81,7 @@ class CallRecord:
             self.tools,
             self.reasoning,
             self.has_token_ids,
+            self.encoding,
         )
 
     @property
@@ -99,6 +104,8 @@ class CallRecord:
             fields["tools"] = list(self.tools)
         if self.has_token_ids:
             fields["token_ids"] = True
+        if self.encoding != "float":
+            fields["encoding"] = self.encoding
         return {METADATA_KEY: fields | reasoning_fields(self.reasoning)}
 
     @classmethod
@@ -112,12 +119,12 @@ class CallRecord:
         """
         match metadata.get(METADATA_KEY):
             case {
-                "kind": "chat.completions" | "completions" as kind,
+                "kind": "chat.completions" | "completions" | "embeddings" as kind,
                 "choices": num_choices,
                 "model": str(model),
                 "created": int(stamp),
                 "digest": str(digest),
-            } if type(num_choices) is int and 1 <= num_choices <= MAX_CHOICES:
+            } if type(num_choices) is int and 1 <= num_choices <= most_choices(kind):
                 prompts = metadata[METADATA_KEY].get("prompts")
                 # Earlier versions do not write this field: their calls had one prompt each.
                 num_prompts = prompts if type(prompts) is int and 0 < prompts <= num_choices else 1
@@ -134,6 +141,7 @@ class CallRecord:
                     tools=names,
                     reasoning=reasoning_use_from(metadata[METADATA_KEY]),
                     has_token_ids=metadata[METADATA_KEY].get("token_ids") is True,
+                    encoding=encoding_of(metadata[METADATA_KEY].get("encoding")),
                 )
         return cls(request_id, "completions", created=created)
 
@@ -186,6 +194,7 @@ class Call:
         if self.record.num_choices > 1 and num_bytes > MAX_CALL_BYTES:
             message = f"the requests of this call take more than {MAX_CALL_BYTES} bytes together"
             field = "body.n" if self.record.num_prompts == 1 else "body.prompt"
+            field = "body.input" if is_pooled(self.record.kind) else field
             raise InvalidRequest(field, message)
 
 
@@ -224,6 +233,7 @@ def call_of(
         created=int(time.time()),
         digest=digest[:32],
         tools=request.tool_names,
+        encoding=encoding_of(body.get("encoding_format")),
         reasoning=request.reasoning(reasoning),
         has_token_ids=body.get("return_token_ids") is True,
     )

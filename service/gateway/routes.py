@@ -1,6 +1,7 @@
 """The routes of the gateway and their handlers.
 
 POST /v1/chat/completions, /v1/completions   a call, answered at once or with `stream: true`
+POST /v1/embeddings                          a call, answered at once
 GET  /v1/requests/{id}                       its complete answer, again or after a crash
 GET  /v1/requests/{id}/events                its stream after `Last-Event-ID`; 204 at its end
 POST /v1/requests/{id}/cancel
@@ -9,7 +10,7 @@ GET  /livez, /readyz, /metrics
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from time import monotonic
@@ -22,9 +23,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from quire.client.async_client import AsyncClient
-from quire.errors import BrokerUnavailable, QuireError, RequestFailed, ResultExpired
+from quire.errors import BrokerUnavailable, InvalidRequest, QuireError, RequestFailed, ResultExpired
 from quire.openai.answers import written_response
 from quire.openai.requests import KINDS, parse_body
+from quire.wire.adapters import ADAPTER_SEPARATOR
+from quire.wire.pooling import is_pooled
 from quire.wire.protocol import Kind, State
 from service.gateway.answers import Answer, encode_parts
 from service.gateway.batches.routes import routes_of
@@ -155,6 +158,8 @@ class Gateway:
 
     async def _events(self, request: Request) -> Response:
         record = await self._find(request)
+        if is_pooled(record.kind):
+            raise InvalidRequest("path", "a vector comes whole, and has no events")
         return self._stream(
             record,
             last=self._last_event(request, record),
@@ -171,7 +176,8 @@ class Gateway:
 
     async def _list_models(self, request: Request) -> Response:
         self._caller(request)
-        models = [_model(name) for name in await self._models.names()]
+        kinds = await self._client.kinds()
+        models = [_model(name, kinds) for name in await self._models.names()]
         return JSONResponse({"object": "list", "data": models})
 
     async def _show_model(self, request: Request) -> Response:
@@ -179,7 +185,7 @@ class Gateway:
         name = request.path_params["name"]
         if name not in await self._models.names():
             raise Refused(unknown_model(f"no worker of this queue serves {name!r}"))
-        return JSONResponse(_model(name))
+        return JSONResponse(_model(name, await self._client.kinds()))
 
     async def _livez(self, _: Request) -> Response:
         # A gateway is alive if it answers. If this checked Redis too, an outage of Redis would
@@ -315,9 +321,11 @@ class Gateway:
         return True
 
 
-def _model(name: str) -> dict[str, object]:
+def _model(name: str, kinds: Mapping[str, str]) -> dict[str, object]:
     # The registry does not know when a model was created.
-    return {"id": name, "object": "model", "created": 0, "owned_by": "quire"}
+    fields = {"id": name, "object": "model", "created": 0, "owned_by": "quire"}
+    kind = kinds.get(name) or kinds.get(name.rpartition(ADAPTER_SEPARATOR)[0])
+    return fields if kind is None else fields | {"kind": kind}
 
 
 def _path_from(request: Request, record: CallRecord) -> str:

@@ -91,7 +91,7 @@ def test_the_line_that_the_document_shows_can_be_run(folder):
         ("[1]", "invalid_json"),
         ({"url": "/v1/completions", "body": {"prompt": "x"}}, "invalid_custom_id"),
         (ask(7), "invalid_custom_id"),
-        (ask("bad") | {"url": "/v1/embeddings"}, "invalid_url"),
+        (ask("bad") | {"url": "/v1/translations"}, "invalid_url"),
         (ask("bad") | {"url": {}}, "invalid_url"),
         (ask("bad") | {"method": "GET"}, "invalid_method"),
         (ask("bad") | {"body": None}, "invalid_body"),

@@ -296,9 +296,9 @@ def test_a_body_that_never_comes_is_waited_for_no_longer_than_said(start):
 
 
 def test_what_there_is_not_is_told_in_openais_form(gateway):
-    reply = gateway.get("/v1/embeddings")
+    reply = gateway.get("/v1/translations")
     assert (reply.status, reply.error["code"]) == (404, "unknown_url")
-    assert reply.error["message"] == "this gateway has no path /v1/embeddings"
+    assert reply.error["message"] == "this gateway has no path /v1/translations"
     for method, path in [
         ("GET", COMPLETIONS), ("DELETE", "/v1/models/fake"), ("POST", "/v1/requests/req-1"),
     ]:  # fmt: skip

@@ -59,6 +59,7 @@ def save_vector_model(name: str, folder: Path, *, normalizes: bool = True, **own
     modules = [
         {
             "idx": index,
+            "name": str(index),
             "path": path,
             "type": f"sentence_transformers.models.{kind}",
         }

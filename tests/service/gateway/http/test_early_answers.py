@@ -112,7 +112,7 @@ def test_a_stranger_with_a_large_body_is_told(start, tmp_path):
 
 def test_a_page_of_elsewhere_a_wrong_path_and_a_wrong_method_are_told(gateway):
     refused(gateway, 403, "origin_not_allowed", Origin="https://page.example")
-    refused(gateway, 404, "unknown_url", path="/v1/embeddings")
+    refused(gateway, 404, "unknown_url", path="/v1/translations")
     refused(gateway, 405, "method_not_allowed", path="/v1/models")
 
 
