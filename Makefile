@@ -48,7 +48,7 @@ INSTALL := $(BIN)/python -m pip install --quiet
 VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-vllm demo test test-vllm check release-check sbom docs pre-commit lint types imports format requests bench bench-peers bench-neighbours profile bench-protocol bench-gateway bench-scheduling bench-scheduler soak soak-service fetch-model golden-models modelcheck sim fuzz chaos up down clean check-native test-gpu bench-gpu
+.PHONY: help env env-vllm demo test test-vllm check release-check sbom docs pre-commit lint types imports format requests bench bench-peers bench-neighbours profile bench-protocol bench-gateway bench-batches bench-scheduling bench-scheduler soak soak-service fetch-model golden-models modelcheck sim fuzz chaos up down clean check-native test-gpu bench-gpu
 
 help: ## print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -199,6 +199,9 @@ bench-protocol: $(VENV)/demo.installed ## commits, claims, memory and streams on
 bench-gateway: $(VENV)/dev.installed ## a thousand streams through one gateway, against reading them from Redis
 	$(BIN)/python -m benchmarks.bench_gateway $(ARGS)
 
+bench-batches: $(VENV)/dev.installed ## a batch through HTTP against `quire run-batch`: lines per second, memory (LINES=50000)
+	$(BIN)/python -m benchmarks.bench_batches $(if $(LINES),--lines $(LINES)) $(ARGS)
+
 bench-scheduling: $(VENV)/demo.installed ## what policies, preemption and kinds of batching bring (ROUNDS= BENCH_JSON=file)
 	$(BIN)/python -m benchmarks.bench_scheduling $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(BENCH_JSON),--json $(BENCH_JSON)) $(ARGS)
 
@@ -219,7 +222,7 @@ up: ## the whole stack in containers (PROFILE=cpu, gpu, vllm or vllm-cpu)
 
 down: ## stop the stack
 	@sh ops/check-docker.sh
-	docker compose --profile cpu --profile gpu --profile vllm --profile vllm-cpu --profile gateway down
+	docker compose --profile cpu --profile gpu --profile vllm --profile vllm-cpu --profile gateway --profile batcher down
 
 clean: ## remove the environment and all caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist

@@ -24,6 +24,7 @@ LONG_FILES = (
     "tests/simulation/system/test_system.py",
     "tests/service/model/test_real_adapters.py",
     "tests/service/gateway/test_processes.py",
+    "tests/service/batcher/test_takeovers.py",
     "tests/service/constraints/test_probe.py",
     "tests/engine/model/run/test_captured_steps.py",
     "tests/service/process/test_signals.py",

@@ -1,7 +1,7 @@
 """Writes the dashboard: `python -m ops.grafana.generate`, or `--check` to compare only.
 
 Grafana reads the JSON, which is committed. Its sources are the rows in `queue_row.py`,
-`traffic_rows.py`, `worker_rows.py` and `gateway_row.py`. A test compares them.
+`traffic_rows.py`, `worker_rows.py`, `gateway_row.py` and `batcher_row.py`. A test compares them.
 """
 
 import argparse
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ops.grafana.batcher_row import BATCHER_ROW
 from ops.grafana.gateway_row import GATEWAY_ROW
 from ops.grafana.panel import DATASOURCE, lay_out
 from ops.grafana.queries import WORKERS, selector
@@ -55,8 +56,8 @@ def dashboard() -> dict[str, Any]:
     return {
         "uid": "quire",
         "title": "Quire",
-        "description": "Workers, queue, latency, throughput, KV cache, preemptions, publishing and "
-        "gateways.",
+        "description": "Workers, queue, latency, throughput, KV cache, preemptions, publishing, "
+        "gateways and batches.",
         "tags": ["quire"],
         "schemaVersion": SCHEMA_VERSION,
         "editable": False,
@@ -81,6 +82,7 @@ ROWS = (
     PREEMPTIONS_ROW,
     PUBLISH_ROW,
     GATEWAY_ROW,
+    BATCHER_ROW,
 )
 #: Title, colour and query of the annotations in all panels.
 ANNOTATIONS = (

@@ -12,6 +12,8 @@ MODELS = f'{WORKERS}, model=~"$model"'
 QUEUES = 'queue=~"$queue"'
 #: The filter for metrics of gateways, by their address.
 GATEWAYS = 'instance=~"$gateway"'
+#: The filter for metrics of batchers.
+BATCHERS = 'job="quire-batcher"'
 #: Grafana has no unit for tokens per second.
 TOKENS_PER_SECOND = "suffix: tok/s"
 

@@ -18,7 +18,8 @@ from typing import Unpack
 import redis
 
 from quire.batch.files import BatchFileError, ResultFiles, lines_of, must_be_source
-from quire.batch.run import DEFAULT_MAX_INFLIGHT, BatchOptions, BatchProgress, BatchRun
+from quire.batch.progress import DEFAULT_MAX_INFLIGHT, BatchOptions, BatchProgress
+from quire.batch.run import BatchRun
 from quire.broker.broker import Broker
 from quire.client.client import Client
 from quire.errors import InvalidRequest
@@ -83,7 +84,7 @@ def run_batch(
     with ResultFiles(output, errors, resume=resume, lines=lines) as files:
         if isinstance(broker, str):
             with connect(broker) as connection:
-                owned = _brokers_of(connection, queue=queue, shards=shards, settings=settings)
+                owned = brokers_of(connection, queue=queue, shards=shards, settings=settings)
                 run = BatchRun(owned, source, files, options=options, stop=stop)
                 return run.until_it_ends(on_progress)
         # A batch uses the client's brokers, because it reads the logs of many requests at once.
@@ -92,7 +93,7 @@ def run_batch(
         return run.until_it_ends(on_progress)
 
 
-def _brokers_of(
+def brokers_of(
     connection: redis.Redis, *, queue: str, shards: int, settings: QueueSettings
 ) -> list[Broker]:
     """The brokers of a run with a url. Each of their calls is repeated for OUTAGE_SECONDS."""

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from quire.batch.lines import CANCELLED, EXPIRED, BadLine, BatchLine, parse_line
+from quire.batch.progress import FIRST, Position, TokenCounts
 from quire.errors import QuireError
 
 #: The white space of JSON. A line of white space alone is blank and is skipped.
@@ -32,7 +33,8 @@ class ResultFiles:
 
     Each line is written with one call. After a crash of the machine the last line may be
     incomplete; `resume` cuts it off. `lines` are the lines of the batch, read only if there are
-    earlier failures to compare them with. A context manager.
+    earlier failures to compare them with; None if the input cannot have changed since. A context
+    manager.
     """
 
     def __init__(
@@ -41,8 +43,10 @@ class ResultFiles:
         errors: Path,
         *,
         resume: bool,
-        lines: Iterable[BatchLine | BadLine] = (),
+        lines: Iterable[BatchLine | BadLine] | None = (),
     ) -> None:
+        #: The tokens of the results of earlier runs.
+        self.usage = TokenCounts()
         # Lines that are not run again. Completed ones by `custom_id`. Failed ones by the id of
         # their result, which depends on the body: a corrected line has another one and runs.
         self._completed: set[str] = set()
@@ -76,6 +80,11 @@ class ResultFiles:
         """Closes both files, which unlocks them."""
         self._opened.close()
 
+    def sync(self) -> None:
+        """Returns when everything that was written is on the disk."""
+        os.fsync(self._output)
+        os.fsync(self._errors)
+
     def write_output(self, line: str) -> None:
         """Appends a line to the output file."""
         _write(self._output, line)
@@ -100,18 +109,22 @@ class ResultFiles:
         return is_completed or line.result_id in self._failed
 
     def _load_results(
-        self, output: Path, errors: Path, lines: Iterable[BatchLine | BadLine]
+        self, output: Path, errors: Path, lines: Iterable[BatchLine | BadLine] | None
     ) -> None:
         _cut_torn_line(self._output)
         _cut_torn_line(self._errors)
-        self._completed = {one["custom_id"] for one in _results(output, have_failed=False)}
+        for result in _results(output, have_failed=False):
+            self._completed.add(result["custom_id"])
+            self.usage += TokenCounts.of(result["response"]["body"]["usage"])
         final, num_failures = set(), 0
         for failure in _results(errors, have_failed=True):
             num_failures += 1
             # Lines that the end of the batch interrupted run again, so their errors are removed.
             if failure["error"]["code"] not in (EXPIRED, CANCELLED):
                 final.add(failure["id"])
-        if final:
+        if lines is None:
+            self._failed = final
+        elif final:
             # So is the error of a line that was corrected since: it has another result id.
             self._failed = final.intersection(line.result_id for line in lines)
         # If all errors are kept, the file is not rewritten.
@@ -122,29 +135,59 @@ class ResultFiles:
             os.close(before)
 
 
-def lines_of(source: Path, name: str) -> Iterator[BatchLine | BadLine]:
+class LineReader:
+    """Reads the lines of the batch `name` from a file, from `start` on: an iterator.
+
+    A `custom_id` that is repeated after `start` is a bad line. Blank lines are skipped.
+    """
+
+    def __init__(self, source: Path, name: str, *, start: Position = FIRST) -> None:
+        self._name = name
+        #: Where the line begins that was read last, and where it ends.
+        self.begin = self.end = start
+        self._taken: set[bytes] = set()
+        self._lines = self._read(source)
+
+    def __iter__(self) -> LineReader:
+        return self
+
+    def __next__(self) -> BatchLine | BadLine:
+        return next(self._lines)
+
+    def _read(self, source: Path) -> Iterator[BatchLine | BadLine]:
+        with source.open("rb") as lines:
+            lines.seek(self.end.offset)
+            # A line ends with LF, or CR and LF. A CR alone is white space in JSON.
+            for data in lines:
+                self.begin = self.end
+                self.end = Position(self.begin.offset + len(data), self.begin.number + 1)
+                # The byte order mark of some editors.
+                text = data.removeprefix(BOM_UTF8) if self.begin.offset == 0 else data
+                if text.strip(_BLANK_BYTES):
+                    # Invalid bytes are read as surrogates.
+                    yield self._parsed(text.decode(errors="surrogateescape"))
+
+    def _parsed(self, text: str) -> BatchLine | BadLine:
+        number = self.end.number
+        line = _parsed(text, number=number, batch=self._name)
+        if line.custom_id is None:
+            return line
+        digest = digest_of(line.custom_id)
+        if digest in self._taken:
+            message = f"line {number}: custom_id {line.custom_id!r} was used before"
+            return BadLine(number, line.custom_id, "duplicate_custom_id", message)
+        self._taken.add(digest)
+        return line
+
+
+def digest_of(custom_id: str) -> bytes:
+    """A hash of a `custom_id`: it needs less memory, and a batch may have millions of lines."""
+    return hashlib.sha256(ascii(custom_id).encode()).digest()[:16]
+
+
+def lines_of(source: Path, name: str) -> LineReader:
     """Reads the lines of the batch `name` from a file. A repeated `custom_id` is a bad line."""
-    taken: set[bytes] = set()
-    # utf-8-sig skips the byte order mark of some editors; invalid bytes are read as surrogates.
-    # A line ends with LF, or CR and LF. A CR alone is white space in JSON.
-    with source.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n") as lines:
-        for number, text in enumerate(lines, start=1):
-            if not text.strip(BLANKS):
-                continue
-            line = _parsed(text, number=number, batch=name)
-            if line.custom_id is not None:
-                # Hashes need less memory, and a batch may have millions of lines.
-                digest = hashlib.sha256(ascii(line.custom_id).encode()).digest()[:16]
-                if digest in taken:
-                    message = f"line {number}: custom_id {line.custom_id!r} was used before"
-                    line = BadLine(number, line.custom_id, "duplicate_custom_id", message)
-                taken.add(digest)
-            yield line
-
-
-def unfinished_lines(source: Path, files: ResultFiles, name: str) -> Iterator[BatchLine | BadLine]:
-    """The lines of the file that have no final result yet."""
-    return (line for line in lines_of(source, name) if not files.has_result_of(line))
+    return LineReader(source, name)
 
 
 def must_be_source(source: Path, *results: Path) -> None:

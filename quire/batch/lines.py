@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from quire.errors import InvalidRequest
 from quire.openai.answers import Heading, response
@@ -24,6 +24,9 @@ from quire.wire.protocol import GenerationRequest, is_session_id
 
 #: The longest `custom_id`, in characters.
 MAX_CUSTOM_ID_LENGTH = 512
+
+#: What a `custom_id` must be, for messages.
+CUSTOM_ID_TEXT = f"a string of 1 to {MAX_CUSTOM_ID_LENGTH} characters"
 
 #: Error codes of lines that the end of the batch interrupted; a resumed batch runs them again.
 EXPIRED, CANCELLED = "batch_expired", "batch_cancelled"
@@ -99,9 +102,8 @@ def parse_line(text: str, *, number: int, batch: str) -> BatchLine | BadLine:
         message = f"line {number}: custom_id {fault.message}"
         return BadLine(number, None, "invalid_custom_id", message)
     custom_id = fields.get("custom_id")
-    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID_LENGTH:
-        expected = f"a string of 1 to {MAX_CUSTOM_ID_LENGTH} characters"
-        message = f"line {number}: custom_id must be {expected}"
+    if not is_custom_id(custom_id):
+        message = f"line {number}: custom_id must be {CUSTOM_ID_TEXT}"
         return BadLine(number, None, "invalid_custom_id", message)
 
     def bad(code: str, message: str) -> BadLine:
@@ -111,7 +113,7 @@ def parse_line(text: str, *, number: int, batch: str) -> BatchLine | BadLine:
         is_of_body = fault.path.startswith("body.")
         code = "invalid_request" if is_of_body else "invalid_json"
         return bad(code, f"{fault.path}: {fault.message}")
-    if wrong := _wrong_field(fields):
+    if wrong := wrong_field(fields):
         return bad(*wrong)
     digest = _digest_of(batch, fields)
     line = BatchLine(custom_id, fields["url"], fields["body"], digest, fields.get("session_id"))
@@ -129,7 +131,12 @@ class WrongField(NamedTuple):
     message: str
 
 
-def _wrong_field(fields: Mapping[str, Any]) -> WrongField | None:
+def is_custom_id(value: object) -> TypeGuard[str]:
+    """Whether a line can have this `custom_id`."""
+    return isinstance(value, str) and 0 < len(value) <= MAX_CUSTOM_ID_LENGTH
+
+
+def wrong_field(fields: Mapping[str, Any]) -> WrongField | None:
     """What is wrong with a field beside the `custom_id`; None if all can be read."""
     url, session = fields.get("url"), fields.get("session_id")
     if fields.get("method", "POST") != "POST":

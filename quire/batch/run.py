@@ -9,27 +9,24 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from quire.batch.answers import Answer, OpenChoice, open_choices
-from quire.batch.files import ResultFiles, count_lines, unfinished_lines
+from quire.batch.files import LineReader, ResultFiles, count_lines
 from quire.batch.lines import CANCELLED, EXPIRED, BadLine, BatchLine, error_line, output_line
+from quire.batch.progress import FIRST, BatchOptions, BatchProgress, Position, TokenCounts
 from quire.broker.broker import Broker
 from quire.client.following import Following
 from quire.client.handle import explain, retrying
-from quire.errors import InvalidRequest, OutputRewound, ProtocolError, QueueFull, UnknownRequest
+from quire.errors import OutputRewound, ProtocolError, QueueFull, UnknownRequest
+from quire.openai.answers import usage_of
 from quire.transitions.output_log import OutputRead
 from quire.transitions.routing import Parting, shard_of
 from quire.transitions.values import Submitted
 from quire.transport.patience import Patience
-from quire.wire.arguments import must_be_ahead
 from quire.wire.output import Completion, State, TokenChunk
-from quire.wire.protocol import TENANT_PATTERN, Priority, is_tenant_name
-
-#: How many requests of a batch are queued or running at once.
-DEFAULT_MAX_INFLIGHT = 1024
 
 #: The most requests of one submit.
 SUBMIT_SIZE = 256
@@ -58,50 +55,12 @@ _REASONS = {
 _INTERRUPTED = (State.CANCELLED, State.EXPIRED)
 
 
-@dataclass(frozen=True, slots=True)
-class BatchProgress:
-    """The progress of a batch.
-
-    `total` counts lines, `done_before` the results of earlier runs, and `tokens` the generated
-    tokens that this run has read. `ending` is None while it runs, and afterwards completed, expired
-    or cancelled.
-    """
-
-    total: int
-    completed: int = 0
-    failed: int = 0
-    inflight: int = 0
-    tokens: int = 0
-    done_before: int = 0
-    seconds: float = 0.0
-    ending: str | None = None
-
-    @property
-    def done(self) -> int:
-        return self.completed + self.failed
-
-
-@dataclass(frozen=True, slots=True)
-class BatchOptions:
-    """How to run a batch; see `run_batch`. InvalidRequest for a wrong value."""
-
-    name: str
-    max_inflight: int = DEFAULT_MAX_INFLIGHT
-    priority: Priority = Priority.LOW
-    tenant: str = "default"
-    deadline_seconds: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.max_inflight < 1:
-            raise InvalidRequest("max_inflight", "must be positive")
-        if self.deadline_seconds is not None:
-            must_be_ahead("deadline_seconds", self.deadline_seconds)
-        if not is_tenant_name(self.tenant):
-            raise InvalidRequest("tenant", f"must match {TENANT_PATTERN}")
-
-
 class BatchRun:
-    """One run of a batch in one thread: submits requests, reads outputs, writes results."""
+    """One run of a batch in one thread: submits requests, reads outputs, writes results.
+
+    `files` have the results of all lines before `start`. An error of `on_progress` ends the run and
+    leaves its requests in the queue, where another run finds them.
+    """
 
     def __init__(
         self,
@@ -111,6 +70,7 @@ class BatchRun:
         *,
         options: BatchOptions,
         stop: threading.Event | None,
+        start: Position = FIRST,
     ) -> None:
         self._brokers = brokers
         self._files = files
@@ -126,7 +86,10 @@ class BatchRun:
         self._deadline_ms: int | None = None
         if options.deadline_seconds is not None:
             self._deadline_ms = brokers[0].now_ms() + int(options.deadline_seconds * 1000)
-        self._lines = unfinished_lines(source, files, options.name)
+        self._reader = LineReader(source, options.name, start=start)
+        self._lines = (line for line in self._reader if not files.has_result_of(line))
+        # Lines that were read and have no result, by `id`, in their order.
+        self._unfinished: dict[int, Position] = {}
         # Ordered by the time of the last read, so that every log is read in turn.
         self._open: dict[str, OpenChoice] = {}
         self._waiting: list[OpenChoice] = []
@@ -137,6 +100,8 @@ class BatchRun:
             completed=files.num_completed,
             failed=files.num_failed,
             done_before=files.num_completed + files.num_failed,
+            usage=files.usage,
+            position=start,
         )
 
     def until_it_ends(self, on_progress: Callable[[BatchProgress], None] | None) -> BatchProgress:
@@ -153,6 +118,11 @@ class BatchRun:
             on_progress(self._progress)
         return self._progress
 
+    @property
+    def progress(self) -> BatchProgress:
+        """How far the batch is now."""
+        return self._now()
+
     def _ending(self) -> State | None:
         if self._stop.is_set():
             return State.CANCELLED
@@ -164,7 +134,8 @@ class BatchRun:
 
     def _now(self) -> BatchProgress:
         seconds = time.monotonic() - self._began
-        return replace(self._progress, inflight=len(self._open), seconds=seconds)
+        position = next(iter(self._unfinished.values()), self._reader.end)
+        return replace(self._progress, inflight=len(self._open), seconds=seconds, position=position)
 
     def _refill(self) -> None:
         """Takes lines from the file until `max_inflight` requests are open or wait for a submit."""
@@ -179,6 +150,7 @@ class BatchRun:
                 message = "a batch has no sessions on a queue of many shards"
                 self._fail(line, "invalid_session_id", message)
             else:
+                self._unfinished[id(line)] = self._reader.begin
                 self._waiting += open_choices(line)
 
     def _submit(self) -> None:
@@ -296,8 +268,7 @@ class BatchRun:
         del self._open[open_.following.request_id]
         if item.state is State.COMPLETED:
             if choices := open_.complete(item):
-                self._files.write_output(output_line(open_.answer.line, choices))
-                self._progress = replace(self._progress, completed=self._progress.completed + 1)
+                self._write_output(open_.answer.line, choices)
         elif open_.is_inherited and not self._interrupted and item.state in _INTERRUPTED:
             # The earlier run cancelled it or set its deadline, and it ended only now.
             self._attempt_again(open_)
@@ -370,8 +341,16 @@ class BatchRun:
         with contextlib.suppress(UnknownRequest, QueueFull):
             self._broker_of(request_id).cancel(request_id)
 
+    def _write_output(self, line: BatchLine, choices: Sequence[Completion]) -> None:
+        self._files.write_output(output_line(line, choices))
+        del self._unfinished[id(line)]
+        usage = TokenCounts.of(usage_of(choices, num_prompts=line.call.num_prompts))
+        now = self._progress
+        self._progress = replace(now, completed=now.completed + 1, usage=now.usage + usage)
+
     def _fail(self, line: BatchLine | BadLine, code: str, message: str) -> None:
         self._files.write_error(error_line(line, code, message))
+        self._unfinished.pop(id(line), None)
         self._progress = replace(self._progress, failed=self._progress.failed + 1)
 
 

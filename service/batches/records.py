@@ -123,8 +123,8 @@ class BatchRecord:
 
     `moments`: status -> when the batch entered it, unix ms. `offset`: every line that begins before
     this byte of the input has a result in the work of the epoch `work_epoch`, which is 0 before the
-    first save. `digest` is that of the body which created it; `priority` is the number of its
-    class.
+    first save; `num_read` lines precede it. `digest` is that of the body which created it.
+    `priority` is the number of its class, and `faults` counts defects of batchers.
     """
 
     id: str
@@ -148,7 +148,9 @@ class BatchRecord:
     moments: Mapping[str, int] = field(default_factory=dict)
     epoch: int = 0
     offset: int = 0
+    num_read: int = 0
     work_epoch: int = 0
+    faults: int = 0
 
     @classmethod
     def of(cls, batch_id: str, fields: Fields) -> "BatchRecord | None":
@@ -188,7 +190,9 @@ class BatchRecord:
                 moments={name: at for name in _MOMENTS if (at := number(f"{name}_ms".encode()))},
                 epoch=number(b"epoch"),
                 offset=number(b"offset"),
+                num_read=number(b"num_read"),
                 work_epoch=number(b"work_epoch"),
+                faults=number(b"faults"),
             )
 
     @property

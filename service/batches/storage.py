@@ -31,6 +31,10 @@ class StorageError(Exception):
     """The storage cannot be read or written now; the message does not name its address."""
 
 
+class MissingContent(StorageError):
+    """The storage works, and does not have the content."""
+
+
 class Work:
     """The files that one claim of a batch writes, with what earlier claims have left in them.
 
@@ -157,6 +161,8 @@ def translated() -> Iterator[None]:
     """StorageError in place of an OSError."""
     try:
         yield
+    except FileNotFoundError as error:
+        raise MissingContent("a content is missing") from error
     except OSError as error:
         raise StorageError(error.strerror or type(error).__name__) from error
 

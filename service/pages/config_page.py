@@ -4,6 +4,8 @@ import sys
 from collections.abc import Sequence
 
 from quire.cli.sources import KEYS, SHARED_KEYS
+from service.batcher.settings import SHARED_WITH_GATEWAY, BatcherSettings
+from service.batcher.settings import SHARED_WITH_WORKER as BATCHER_SHARED_WITH_WORKER
 from service.exporter.settings import ExporterSettings
 from service.gateway.settings import SHARED_WITH_WORKER, GatewaySettings
 from service.settings.config import Settings
@@ -56,6 +58,7 @@ def render_markdown() -> str:
         f"{_listed(SHARED_WITH_WORKER)}.",
         "It also reads the keys above all tables.",
         *markdown_tables(GatewaySettings),
+        *_batcher(),
         "",
         "## The `quire` command",
         "",
@@ -67,6 +70,21 @@ def render_markdown() -> str:
         "refused. `quire doctor` checks the `model` that a worker would load.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _batcher() -> list[str]:
+    return [
+        "",
+        "## Batcher",
+        "",
+        "`python -m service.batcher`, see [batches over HTTP](batches.md). Its variables begin",
+        "with `QUIRE_BATCHER_`, and its table is `[batcher]`. If one of its own variables is not",
+        "set, the batcher reads the worker's variable for these settings:",
+        f"{_listed(BATCHER_SHARED_WITH_WORKER)};",
+        f"and the gateway's for these: {_listed(SHARED_WITH_GATEWAY)}.",
+        "It also reads the keys above all tables.",
+        *markdown_tables(BatcherSettings),
+    ]
 
 
 def _preset_table() -> list[str]:

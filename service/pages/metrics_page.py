@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 
+from service.batcher.register import BATCHER_REGISTER
 from service.exporter.register import EXPORTER_REGISTER
 from service.gateway.register import GATEWAY_REGISTER
 from service.observe.register import REGISTER
@@ -72,6 +73,12 @@ def render_markdown() -> str:
         "Exported by each `python -m service.gateway` about itself.",
         "",
         *_table(GATEWAY_REGISTER),
+        "",
+        "## Batcher",
+        "",
+        "Exported by each `python -m service.batcher` about itself and the batches of the queue.",
+        "",
+        *_table(BATCHER_REGISTER),
     ]
     return "\n".join(lines) + "\n"
 

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from quire.cli.verbs import VERBS
+from service.batcher.register import batcher_families
+from service.batcher.settings import BatcherSettings
 from service.exporter.register import exporter_families
 from service.exporter.settings import ExporterSettings
 from service.gateway.register import gateway_families
@@ -137,6 +139,7 @@ def known_variables() -> frozenset[str]:
     settings = [f"QUIRE_{name.upper()}" for name in Settings.model_fields]
     settings += [f"QUIRE_EXPORTER_{name.upper()}" for name in ExporterSettings.model_fields]
     settings += [f"QUIRE_GATEWAY_{name.upper()}" for name in GatewaySettings.model_fields]
+    settings += [f"QUIRE_BATCHER_{name.upper()}" for name in BatcherSettings.model_fields]
     return frozenset([*read, *settings, *(f"{name}_FILE" for name in settings)])
 
 
@@ -145,7 +148,7 @@ def unknown_variables(text: str, folder: Path) -> list[str]:
 
 
 def unknown_metrics(text: str, folder: Path) -> list[str]:
-    known = families() | exporter_families() | gateway_families()
+    known = families() | exporter_families() | gateway_families() | batcher_families()
     named = set(re.findall(r"\bquire_[a-z_]+[a-z]\b", text))
     return sorted(name for name in named if name not in known and SERIES.sub("", name) not in known)
 

@@ -126,16 +126,18 @@ def wait_until(
 
 @contextmanager
 def running_stack(folder: Path) -> Iterator[tuple[Prometheus, Load]]:
-    """Redis, worker, exporter, gateway, Prometheus and load; all are stopped again at the end."""
+    """Redis, Prometheus, load and a process of each kind; all are stopped again at the end."""
     with ExitStack() as stack:
         redis = stack.enter_context(LocalRedis.start())
         exporter_port = stack.enter_context(_exporter(redis.url, folder))
         worker_port = stack.enter_context(_worker(redis.url, folder))
         gateway_port = stack.enter_context(_gateway(redis.url, folder))
+        batcher_port = stack.enter_context(_batcher(redis.url, folder))
         ports = {
             "quire-worker": worker_port,
             "quire-exporter": exporter_port,
             "quire-gateway": gateway_port,
+            "quire-batcher": batcher_port,
         }
         prometheus = stack.enter_context(_prometheus(ports, folder))
         load = stack.enter_context(Load(redis.url, gateway_port))
@@ -172,9 +174,25 @@ def _exporter(redis_url: str, folder: Path) -> Iterator[int]:
 def _gateway(redis_url: str, folder: Path) -> Iterator[int]:
     """`python -m service.gateway`, ready; its port."""
     port = _free_port()
-    variables = {"QUIRE_GATEWAY_HTTP_PORT": str(port)}
+    variables = {
+        "QUIRE_GATEWAY_HTTP_PORT": str(port),
+        "QUIRE_GATEWAY_FILES_FOLDER": str(folder / "files"),
+    }
     ready = f"http://127.0.0.1:{port}/readyz"
     with _python("service.gateway", variables, redis_url=redis_url, ready=ready, folder=folder):
+        yield port
+
+
+@contextmanager
+def _batcher(redis_url: str, folder: Path) -> Iterator[int]:
+    """`python -m service.batcher`, ready; its port. The gateway's variable names its folder."""
+    port = _free_port()
+    variables = {
+        "QUIRE_BATCHER_HTTP_PORT": str(port),
+        "QUIRE_GATEWAY_FILES_FOLDER": str(folder / "files"),
+    }
+    ready = f"http://127.0.0.1:{port}/readyz"
+    with _python("service.batcher", variables, redis_url=redis_url, ready=ready, folder=folder):
         yield port
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from service.batcher.settings import BATCHER_PORT, load_batcher_settings
 from service.exporter.settings import load_exporter_settings
 from service.gateway.http.server import CLOSE_SECONDS
 from service.gateway.settings import GATEWAY_PORT, load_gateway_settings
@@ -18,7 +19,7 @@ NATIVE_WORKERS = ["worker-cpu", "worker-gpu"]
 VLLM_WORKERS = ["worker-vllm", "worker-vllm-cpu"]
 WORKERS = [*NATIVE_WORKERS, *VLLM_WORKERS]
 #: Services of our own image.
-OURS = [*WORKERS, "exporter", "gateway"]
+OURS = [*WORKERS, "exporter", "gateway", "batcher"]
 #: Longer than a worker needs after its drain, to release requests and commit the last tokens.
 AFTER_DRAIN_SECONDS = 30
 
@@ -104,7 +105,7 @@ def test_every_mounted_file_is_in_the_checkout(name):
     assert all(source.exists() for source in bind_sources(SERVICES[name]))
 
 
-@pytest.mark.parametrize("name", [*WORKERS, "exporter"])
+@pytest.mark.parametrize("name", [*WORKERS, "exporter", "batcher"])
 def test_our_services_have_no_way_out_of_the_internal_network(name):
     assert COMPOSE["networks"]["backend"]["internal"] is True
     assert list(SERVICES[name]["networks"]) == ["backend"]
@@ -184,6 +185,23 @@ def test_the_gateway_understands_its_environment_and_has_time_to_drain(enter, mo
     assert SERVICES["gateway"]["image"] == SERVICES["worker-cpu"]["image"]
 
 
+def test_the_batcher_understands_its_environment_and_shares_the_gateways_files(enter, monkeypatch):
+    for key, text in re.findall(r"(QUIRE_\w+)=(\S+)", DOCKERFILE.read_text(encoding="utf-8")):
+        monkeypatch.setenv(key, text)
+    enter("batcher")
+
+    settings = load_batcher_settings([])
+
+    assert settings.connection_url == "redis://:as%20in%20the%20file@redis:6379/0"
+    assert (settings.http_host, settings.http_port) == ("0.0.0.0", BATCHER_PORT)
+    assert seconds(SERVICES["batcher"]["stop_grace_period"]) > settings.drain_seconds
+    assert SERVICES["batcher"]["image"] == SERVICES["worker-cpu"]["image"]
+    gateway = SERVICES["gateway"]
+    assert gateway["volumes"] == SERVICES["batcher"]["volumes"] == ["files:/files"]
+    folder = gateway["environment"]["QUIRE_GATEWAY_FILES_FOLDER"]
+    assert str(settings.files_folder) == folder == "/files"
+
+
 def test_profiles_choose_the_device():
     assert {name: SERVICES[name].get("profiles") for name in SERVICES} == {
         "redis": None,
@@ -193,6 +211,7 @@ def test_profiles_choose_the_device():
         "worker-vllm-cpu": ["vllm-cpu"],
         "exporter": None,
         "gateway": ["gateway"],
+        "batcher": ["batcher"],
         "prometheus": None,
         "grafana": None,
     }

@@ -6,6 +6,7 @@ import pytest
 from promql_parser import AggregateExpr, Call, MatrixSelector, VectorSelector
 
 from ops.grafana import generate
+from service.batcher.register import batcher_families
 from service.exporter.register import exporter_families
 from service.gateway.register import gateway_families
 from service.observe.register import families
@@ -26,7 +27,7 @@ PROCESS_COUNTERS = {"process_cpu_seconds_total"}
 
 
 def is_counter(selector: VectorSelector) -> bool:
-    registered = families() | exporter_families() | gateway_families()
+    registered = families() | exporter_families() | gateway_families() | batcher_families()
     name = family_name(selector.name, registered)
     if name not in registered:
         return name in PROCESS_COUNTERS
@@ -51,7 +52,8 @@ def shows_raw_counter(expr: str) -> bool:
 def forgets_the_choice(expr: str) -> bool:
     """Whether a selector is not limited to what was chosen.
 
-    That is jobs and instances of workers, queues where the exporter is asked, and gateways.
+    That is jobs and instances of workers, queues where the exporter is asked, and gateways. There
+    is no choice of batchers.
     """
     # "$job" reads ".*" once the variables are replaced.
     workers = {("job", "=~", ".*"), ("instance", "=~", ".*")}
@@ -61,6 +63,8 @@ def forgets_the_choice(expr: str) -> bool:
     def wanted_of(name: str) -> set[tuple[str, str, str]]:
         if name in exporter_families():
             return queues if "queue" in exporter_families()[name].labels else set()
+        if name in batcher_families():
+            return {("job", "=", "quire-batcher")}
         return gateways if name.startswith("quire_gateway_") else workers
 
     chosen = [(wanted_of(selector.name), set(matchers(selector))) for selector in selectors(expr)]
@@ -113,6 +117,7 @@ def test_the_dashboard_has_its_rows():
         "Preemptions",
         "Publish",
         "Gateways",
+        "Batches",
     ]
 
 

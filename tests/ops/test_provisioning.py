@@ -113,6 +113,16 @@ def test_prometheus_finds_every_gateway_by_its_name_and_port():
     assert SERVICES[name]["networks"] == ["backend", "edge"]
 
 
+def test_prometheus_finds_every_batcher_by_its_name_and_port():
+    (job,) = [job for job in SCRAPE["scrape_configs"] if job["job_name"] == "quire-batcher"]
+    (discovery,) = job["dns_sd_configs"]
+
+    (name,) = discovery["names"]
+    assert SERVICES[name]["command"] == ["python", "-m", "service.batcher"]
+    assert SERVICES[name]["environment"]["QUIRE_BATCHER_HTTP_PORT"] == str(discovery["port"])
+    assert f":{discovery['port']}/readyz" in " ".join(SERVICES[name]["healthcheck"]["test"])
+
+
 def test_the_stack_uses_the_ports_that_are_the_defaults_everywhere():
     image = (ROOT / "ops" / "Dockerfile").read_text(encoding="utf-8")
     page = (ROOT / "docs" / "how-to" / "operate.md").read_text(encoding="utf-8")

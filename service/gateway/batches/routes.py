@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from quire.client.async_client import AsyncClient
 from service.batches.ledger import AsyncLedger
 from service.batches.opening import open_storage
+from service.gateway.batches.batches import BatchRoutes
 from service.gateway.batches.files import CallerOf, FileRoutes, Files
 from service.gateway.http.middleware import Handler
 from service.gateway.settings import GatewaySettings
@@ -27,3 +28,8 @@ def routes_of(
     yield "GET", "/v1/files/{id}", "files", routes.show, False
     yield "GET", "/v1/files/{id}/content", "file_content", routes.content, True
     yield "DELETE", "/v1/files/{id}", "files", routes.delete, False
+    batches = BatchRoutes(files, settings, caller_of=caller_of)
+    yield "POST", "/v1/batches", "batches", batches.create, True
+    yield "GET", "/v1/batches", "batches", batches.list_all, False
+    yield "GET", "/v1/batches/{id}", "batches", batches.show, False
+    yield "POST", "/v1/batches/{id}/cancel", "batches", batches.cancel, False

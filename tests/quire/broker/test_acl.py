@@ -17,8 +17,6 @@ from quire.transitions.values import BackOff, Candidate, QueuePolicy
 from quire.transport.connection import connect
 from quire.wire.output import ErrorInfo, State
 from quire.wire.protocol import Priority
-from service.batches import ledger
-from service.batches.ledger import Ledger
 from tests.quire.builders import claim_next, make_item, make_request
 
 pytestmark = pytest.mark.real_redis
@@ -77,7 +75,8 @@ def entry_of(broker: Broker, request_id: str) -> Candidate:
 
 
 def test_the_document_names_every_role():
-    assert list(ROLES) == ["producer", "gateway", "worker", "operator", "observer", "sink"]
+    roles = ["producer", "gateway", "batcher", "worker", "operator", "observer", "sink"]
+    assert list(ROLES) == roles
 
 
 def test_a_producer_submits_cancels_and_reads(as_role, real_broker):
@@ -377,24 +376,3 @@ def test_nobody_touches_another_queue(as_role, role):
     broker = as_role(role, queue="another")
     refused(lambda: broker.status("a"))
     refused(lambda: broker.cancel("a"))
-
-
-def test_a_gateway_keeps_the_records_of_files(as_role, real_server, real_broker):
-    broker = as_role("gateway")
-    records = Ledger(broker._connection, broker.keys.queue)
-    keys = records.keys
-    file_id = "file-1"
-    records.run(ledger.reserve_file(keys, file_id, tenant="t"))
-    fields = {"purpose": "batch", "filename": "f", "bytes": 1}
-    published = ledger.publish_file(
-        keys, file_id, tenant="t", seconds=60, max_files=9, fields=fields
-    )
-    assert records.run(published) == "published"
-    assert records.run(ledger.read_file(keys, file_id)).filename == "f"
-    for is_ascending in (True, False):
-        listed = ledger.list_files(keys, "t", after=file_id, is_ascending=is_ascending, count=1)
-        assert records.run(listed).records == []
-    assert records.run(ledger.delete_file(keys, file_id, tenant="t")) == "deleted"
-    records.run(ledger.forget_file(keys, file_id, tenant="t"))
-    worker = Ledger(as_role("producer")._connection, broker.keys.queue)
-    refused(lambda: worker.run(ledger.read_file(keys, file_id)))

@@ -1,0 +1,1 @@
+"""Runs the batches of a queue, from one or more processes: `python -m service.batcher`."""

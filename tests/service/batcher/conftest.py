@@ -1,0 +1,43 @@
+"""A worker with a fake model, a gateway with a folder for files, and OpenAI's client."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from openai import OpenAI
+
+from quire.client.async_client import AsyncClient
+from tests.service.builders import Queue, WorkerThread
+from tests.service.gateway.builders import GatewayThread
+
+
+@dataclass(frozen=True)
+class Front:
+    """One queue with a gateway. Its worker runs if the fixture says so."""
+
+    queue: Queue
+    folder: Path
+    gateway: GatewayThread
+    openai: OpenAI
+
+
+def front_of(queue: Queue, folder: Path, **settings: object) -> Iterator[Front]:
+    with (
+        GatewayThread(
+            lambda: AsyncClient(queue.url, queue=queue.name), files_folder=folder, **settings
+        ) as gateway,
+        OpenAI(base_url=gateway.url, api_key="unused", max_retries=0) as openai,
+    ):
+        yield Front(queue, folder, gateway, openai)
+
+
+@pytest.fixture
+def front(queue: Queue, tmp_path: Path) -> Iterator[Front]:
+    yield from front_of(queue, tmp_path / "files")
+
+
+@pytest.fixture
+def worker(queue: Queue) -> Iterator[WorkerThread]:
+    with WorkerThread(queue.settings(max_num_seqs=16)) as worker:
+        yield worker
