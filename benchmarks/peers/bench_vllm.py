@@ -38,7 +38,7 @@ from quire.cli.console import positive
 #: How many standard errors less often transformers may agree with our tokens in bfloat16.
 STANDARD_ERRORS = 3.0
 #: Requests of each round that transformers reads.
-NUM_READ = 16
+NUM_READ = 4
 #: vLLM's own loop, in the environment that runs this benchmark.
 ALONE = Peer(
     "vllm",
