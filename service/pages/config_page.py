@@ -8,6 +8,8 @@ from service.batcher.settings import SHARED_WITH_GATEWAY, BatcherSettings
 from service.batcher.settings import SHARED_WITH_WORKER as BATCHER_SHARED_WITH_WORKER
 from service.exporter.settings import ExporterSettings
 from service.gateway.settings import SHARED_WITH_WORKER, GatewaySettings
+from service.notifier.settings import SHARED_WITH_WORKER as NOTIFIER_SHARED
+from service.notifier.settings import NotifierSettings
 from service.settings.config import Settings
 from service.settings.presets import PRESETS
 from service.settings.reading import markdown_tables
@@ -60,6 +62,7 @@ def render_markdown() -> str:
         *markdown_tables(GatewaySettings),
         *_batcher(),
         "",
+        *_notifier(),
         "## The `quire` command",
         "",
         "It uses the worker's names, so that both can have the same environment and the same file.",
@@ -84,6 +87,20 @@ def _batcher() -> list[str]:
         f"and the gateway's for these: {_listed(SHARED_WITH_GATEWAY)}.",
         "It also reads the keys above all tables.",
         *markdown_tables(BatcherSettings),
+    ]
+
+
+def _notifier() -> list[str]:
+    return [
+        "## Notifier",
+        "",
+        "`python -m service.notifier`, see [webhooks](../how-to/webhooks.md). Its variables begin",
+        "with `QUIRE_NOTIFIER_`, and its table is `[notifier]`. If one of its own variables is not",
+        "set, the notifier reads the worker's variable for these settings:",
+        f"{_listed(NOTIFIER_SHARED)}.",
+        "It also reads the keys above all tables.",
+        *markdown_tables(NotifierSettings),
+        "",
     ]
 
 

@@ -1,0 +1,71 @@
+"""Posts one webhook, signed as Standard Webhooks specifies. Limits time and size of the answer."""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from types import TracebackType
+
+import httpcore2
+
+from service.notifier.addresses import CheckedBackend, Network
+from service.notifier.endpoints import Endpoint
+
+#: The most bytes of an answer that are read; more end the connection.
+MAX_ANSWER_BYTES = 16 << 10
+
+
+class Poster:
+    """Posts webhooks. Follows no redirect, and uses no proxy of the environment."""
+
+    def __init__(
+        self, *, allowed: Sequence[Network], timeout_seconds: float, max_connections: int
+    ) -> None:
+        self._timeout_seconds = timeout_seconds
+        self._pool = httpcore2.AsyncConnectionPool(
+            network_backend=CheckedBackend(allowed),
+            max_connections=max_connections,
+            keepalive_expiry=30.0,
+        )
+
+    async def __aenter__(self) -> "Poster":
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._pool.aclose()
+
+    async def post(self, endpoint: Endpoint, webhook_id: str, body: str) -> str | None:
+        """Posts a webhook once. None if the endpoint took it, else the reason why not."""
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                status = await self._post(endpoint, webhook_id, body)
+        except TimeoutError:
+            return f"no answer within {self._timeout_seconds:g} s"
+        except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException,
+                httpcore2.UnsupportedProtocol, OSError) as error:  # fmt: skip
+            return f"{type(error).__name__}: {error}"[:200]
+        return None if 200 <= status < 300 else f"status {status}"
+
+    async def _post(self, endpoint: Endpoint, webhook_id: str, body: str) -> int:
+        now = datetime.now(UTC)
+        signatures = [signer.sign(webhook_id, now, body) for signer in endpoint.signers]
+        headers: dict[bytes | str, bytes | str] = {
+            "content-type": "application/json",
+            "user-agent": "quire-notifier",
+            "webhook-id": webhook_id,
+            "webhook-timestamp": str(int(now.timestamp())),
+            "webhook-signature": " ".join(signatures),
+        }
+        content = body.encode()
+        request = self._pool.stream("POST", endpoint.url, headers=headers, content=content)
+        async with request as response:
+            num_bytes = 0
+            async for part in response.aiter_stream():
+                num_bytes += len(part)
+                if num_bytes > MAX_ANSWER_BYTES:
+                    break
+            return int(response.status)
