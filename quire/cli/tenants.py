@@ -1,16 +1,22 @@
-"""What `quire status` and `quire top` show of the tenants of a queue."""
+"""What the tenants of a queue do: in `quire status` and `quire top`, and the verb `usage`."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from quire.broker.broker import Broker
 from quire.broker.tenants import SharingState, TenantState, inspect_sharing, inspect_tenants
-from quire.cli.console import Console
+from quire.cli.console import Console, add_server, client_of
+from quire.cli.exit_codes import EXIT_OK
 
 #: How many tenants of a shard are listed: those with the most open requests.
 MAX_TENANTS = 20
+
+#: What is counted of each tenant.
+COUNTED = ("requests", "prompt_tokens", "cached_tokens", "output_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +31,51 @@ class Tenants:
         """Whether a person learns something by them: a shard without tenants has only one."""
         is_limited = any(one.tokens_per_minute is not None for one in self.shown)
         return self.sharing.by_tokens or self.sharing.num_tenants > 1 or is_limited
+
+
+def add_usage(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `quire usage`."""
+    help_ = "count ends from this time on: ISO 8601, in UTC without a zone"
+    parser.add_argument("--since", type=_moment, metavar="TIME", help=help_)
+    parser.add_argument("--until", type=_moment, metavar="TIME", help="count ends before this time")
+    add_server(parser)
+    parser.epilog = (
+        "Counts the ends that the queue has kept (see `quire limits --ends`). Tokens of a request "
+        "that no worker has ended are counted without its prompt."
+    )
+
+
+def run_usage(arguments: argparse.Namespace, console: Console) -> int:
+    """Prints what each tenant has used."""
+    since, until = arguments.since or 0.0, arguments.until or float("inf")
+    used: dict[str, list[int]] = {}
+    oldest: float | None = None
+    with client_of(arguments) as client:
+        for end in client.ends(timeout=0.01):
+            oldest = end.ended_at if oldest is None else min(oldest, end.ended_at)
+            if since <= end.ended_at < until:
+                usage = end.usage
+                row = used.setdefault(end.tenant, [0, 0, 0, 0])
+                counted = (1, usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+                row[:] = [before + more for before, more in zip(row, counted, strict=True)]
+    if console.is_json:
+        for tenant, row in sorted(used.items()):
+            console.data({"tenant": tenant, **dict(zip(COUNTED, row, strict=True))})
+        return EXIT_OK
+    console.table(("tenant", *COUNTED), [(tenant, *row) for tenant, row in sorted(used.items())])
+    if oldest is not None and since < oldest:
+        begin = datetime.fromtimestamp(oldest, UTC).isoformat(timespec="seconds")
+        console.note(f"the ends that are kept begin at {begin}")
+    return EXIT_OK
+
+
+def _moment(text: str) -> float:
+    """The type of a time: seconds since the Unix epoch."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is not a time of ISO 8601") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def look_at_tenants(brokers: Sequence[Broker]) -> list[Tenants]:

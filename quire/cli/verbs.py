@@ -54,6 +54,7 @@ VERBS = (
     Verb("top", "operate", "the same as status, refreshed until interrupted"),
     Verb("queue", "operate", "pause or resume a queue, end requests that wait too long"),
     Verb("limits", "limits", "show or set how much a queue accepts before it refuses"),
+    Verb("usage", "tenants", "show how many tokens each tenant has used"),
     Verb("drain", "drain", "ask workers to finish and exit, and wait until they have"),
     Verb("dead", "operate", "dead letters: ls, show, requeue, purge"),
     Verb("run-batch", "run_batch", "run a file of OpenAI batch requests"),
