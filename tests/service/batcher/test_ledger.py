@@ -1,0 +1,171 @@
+"""The transitions of files and batches, one by one, on a real Redis."""
+
+import pytest
+
+from service.batches import ledger
+from service.batches.ledger import Hold, Ledger, ResultFile
+from tests.service.builders import Queue
+
+FILE, BATCH = "file-1", "batch_1"
+FIELDS = {"endpoint": "/v1/completions", "input_file_id": FILE, "completion_window": "1m"}
+
+
+class Records:
+    """The transitions of one queue, as a test calls them."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._ledger = Ledger(queue.connection, queue.name)
+        self.keys = self._ledger.keys
+        self.connection = queue.connection
+
+    def run(self, procedure):
+        return self._ledger.run(procedure)
+
+    def publish(self, *, max_files: int = 9) -> str:
+        fields = {"purpose": "batch", "filename": "f", "bytes": 1}
+        return self.run(
+            ledger.publish_file(
+                self.keys, FILE, tenant="t", seconds=60, max_files=max_files, fields=fields
+            )
+        )
+
+    def upload(self) -> None:
+        self.run(ledger.reserve_file(self.keys, FILE, tenant="t"))
+        assert self.publish() == "published"
+
+    def create(self, *, digest: str = "d", name: str = BATCH, max_open: int = 9) -> str:
+        return self.run(
+            ledger.create_batch(
+                self.keys,
+                name,
+                tenant="t",
+                digest=digest,
+                input_file_id=FILE,
+                window_ms=60_000,
+                max_open=max_open,
+                max_records=9,
+                fields=FIELDS,
+            )
+        )
+
+    def claim(self, *, lease_ms: int = 60_000) -> Hold | None:
+        return self.run(ledger.claim_batch(self.keys, BATCH, lease_ms=lease_ms))
+
+    def save(self, hold: Hold, **others) -> str:
+        return self.run(ledger.save_batch(self.keys, hold, **{"lease_ms": 60_000} | others))
+
+    def cancel(self) -> str:
+        return self.run(ledger.cancel_batch(self.keys, BATCH))
+
+    def finish(self, hold: Hold, status: str = "completed") -> str:
+        record = self.record
+        return self.run(
+            ledger.finish_batch(
+                self.keys,
+                hold,
+                record,
+                status=status,
+                keep_ms=60_000,
+                output_ms=60_000,
+                output=ResultFile("file-2", 5),
+                errors=ResultFile(),
+                fields={"completed": 1},
+            )
+        )
+
+    @property
+    def record(self):
+        record = self.run(ledger.read_batch(self.keys, BATCH))
+        assert record is not None
+        return record
+
+    def free(self) -> list[str]:
+        return self.run(ledger.free_batches(self.keys, count=9))
+
+
+@pytest.fixture
+def records(queue) -> Records:
+    return Records(queue)
+
+
+def test_a_reserved_file_is_seen_by_nobody_until_it_is_published(records):
+    records.run(ledger.reserve_file(records.keys, FILE, tenant="t"))
+    assert records.run(ledger.read_file(records.keys, FILE)) is None
+    assert records.publish() == records.publish() == "published"
+    assert records.run(ledger.read_file(records.keys, FILE)).filename == "f"
+
+
+def test_a_file_whose_reservation_was_given_up_is_not_published(records):
+    assert records.publish() == ""
+    records.run(ledger.reserve_file(records.keys, FILE, tenant="t"))
+    records.connection.zadd(records.keys.batch_ends, {f"file:{FILE}": 1})
+    assert records.run(ledger.due_ends(records.keys, count=9)) == [("file", FILE, "t")]
+    assert records.run(ledger.delete_file(records.keys, FILE, tenant="t")) == "deleted"
+    assert records.publish() == ""
+
+
+def test_a_cancellation_is_not_replaced_by_what_the_batcher_was_about_to_do(records):
+    records.upload()
+    records.create()
+    hold = records.claim()
+    assert records.save(hold, status="in_progress") == "in_progress"
+    assert records.cancel() == records.cancel() == "cancelling"
+    assert records.save(hold, status="finalizing") == "cancelling"
+    assert records.finish(hold) == "cancelled"
+    assert records.record.status == "cancelled"
+    assert records.cancel() == "cancelled"
+
+
+def test_only_the_holder_writes(records):
+    records.upload()
+    records.create()
+    first = records.claim()
+    assert records.claim() is None, "the lease goes on"
+    assert records.save(first, lease_ms=1) == "validating"
+    while not records.free():
+        pass
+    second = records.claim()
+    assert second.epoch == first.epoch + 1
+    before = records.record
+    assert records.save(first, fields={"offset": 7}) == ""
+    assert records.finish(first) == ""
+    assert records.record == before
+    assert records.save(second, fields={"offset": 7}) == "validating"
+    assert records.record.offset == 7
+
+
+def test_a_batch_that_is_given_back_can_be_claimed_at_once(records):
+    records.upload()
+    records.create()
+    hold = records.claim()
+    assert records.free() == []
+    assert records.save(hold, lease_ms=0) == "validating"
+    assert records.free() == [BATCH]
+    assert records.save(hold) == "", "it is not held any more"
+
+
+def test_the_end_of_a_batch_is_written_once_and_can_be_asked_for_again(records):
+    records.upload()
+    records.create()
+    hold = records.claim()
+    assert records.run(ledger.delete_file(records.keys, FILE, tenant="t")) == "used"
+    assert records.finish(hold) == records.finish(hold) == "completed"
+    assert records.record.output_file_id == "file-2"
+    output = records.run(ledger.read_file(records.keys, "file-2"))
+    assert (output.purpose, output.num_bytes, output.tenant) == ("batch_output", 5, "t")
+    assert records.run(ledger.inspect_batches(records.keys)) == (0, 0)
+    assert not records.connection.exists(records.keys.open_batches), "counted once"
+    assert records.run(ledger.delete_file(records.keys, FILE, tenant="t")) == "deleted"
+    assert records.claim() is None
+
+
+def test_a_batch_is_created_once_for_its_id(records):
+    assert records.create() == "no_file"
+    records.upload()
+    assert [records.create(), records.create(), records.create(digest="e")] == [
+        "created",
+        "known",
+        "different",
+    ]
+    assert records.run(ledger.read_file(records.keys, FILE)).uses == 1
+    assert records.create(name="batch_2", max_open=1) == "full"
