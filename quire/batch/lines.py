@@ -158,8 +158,8 @@ def _digest_of(batch: str, fields: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def output_line(line: BatchLine, completions: Sequence[Completion]) -> str:
-    """The line for the output file, from the whole outputs of all choices."""
+def response_body(line: BatchLine, completions: Sequence[Completion]) -> dict[str, Any]:
+    """The body of the response, from the whole outputs of all choices."""
     first, kind = completions[0], KINDS[line.url]
     heading = Heading(
         id=f"{'chatcmpl' if kind == 'chat.completions' else 'cmpl'}-{line.digest[:32]}",
@@ -171,8 +171,12 @@ def output_line(line: BatchLine, completions: Sequence[Completion]) -> str:
         reasoning=line.call.reasoning(),
         has_token_ids=line.body.get("return_token_ids") is True,
     )
-    body = response(heading, completions, num_prompts=line.call.num_prompts)
-    answer = {"status_code": 200, "request_id": first.request_id, "body": body}
+    return response(heading, completions, num_prompts=line.call.num_prompts)
+
+
+def output_line(line: BatchLine, request_id: str, body: Mapping[str, Any]) -> str:
+    """The line for the output file. `request_id` is that of the first choice."""
+    answer = {"status_code": 200, "request_id": request_id, "body": body}
     return _line(line.result_id, line.custom_id, response=answer, error=None)
 
 

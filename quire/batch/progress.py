@@ -27,23 +27,26 @@ FIRST = Position(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """The tokens of completed lines."""
+    """The tokens of completed lines. `reasoning_tokens` are some of the `completion_tokens`."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
 
     @classmethod
     def of(cls, usage: Mapping[str, Any]) -> TokenCounts:
         """The counts of the `usage` of a response."""
         cached = usage["prompt_tokens_details"]["cached_tokens"]
-        return cls(usage["prompt_tokens"], cached, usage["completion_tokens"])
+        reasoning = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
+        return cls(usage["prompt_tokens"], cached, usage["completion_tokens"], reasoning)
 
     def __add__(self, other: TokenCounts) -> TokenCounts:
         return TokenCounts(
             self.prompt_tokens + other.prompt_tokens,
             self.cached_tokens + other.cached_tokens,
             self.completion_tokens + other.completion_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
         )
 
 

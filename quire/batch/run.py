@@ -15,13 +15,20 @@ from pathlib import Path
 
 from quire.batch.answers import Answer, OpenChoice, open_choices
 from quire.batch.files import LineReader, ResultFiles, count_lines
-from quire.batch.lines import CANCELLED, EXPIRED, BadLine, BatchLine, error_line, output_line
+from quire.batch.lines import (
+    CANCELLED,
+    EXPIRED,
+    BadLine,
+    BatchLine,
+    error_line,
+    output_line,
+    response_body,
+)
 from quire.batch.progress import FIRST, BatchOptions, BatchProgress, Position, TokenCounts
 from quire.broker.broker import Broker
 from quire.client.following import Following
 from quire.client.handle import explain, retrying
 from quire.errors import OutputRewound, ProtocolError, QueueFull, UnknownRequest
-from quire.openai.answers import usage_of
 from quire.transitions.output_log import OutputRead
 from quire.transitions.routing import Parting, shard_of
 from quire.transitions.values import Submitted
@@ -342,10 +349,10 @@ class BatchRun:
             self._broker_of(request_id).cancel(request_id)
 
     def _write_output(self, line: BatchLine, choices: Sequence[Completion]) -> None:
-        self._files.write_output(output_line(line, choices))
+        body = response_body(line, choices)
+        self._files.write_output(output_line(line, choices[0].request_id, body))
         del self._unfinished[id(line)]
-        usage = TokenCounts.of(usage_of(choices, num_prompts=line.call.num_prompts))
-        now = self._progress
+        now, usage = self._progress, TokenCounts.of(body["usage"])
         self._progress = replace(now, completed=now.completed + 1, usage=now.usage + usage)
 
     def _fail(self, line: BatchLine | BadLine, code: str, message: str) -> None:

@@ -271,4 +271,5 @@ def _counts_of(now: BatchProgress) -> dict[str, Argument]:
         "prompt_tokens": now.usage.prompt_tokens,
         "cached_tokens": now.usage.cached_tokens,
         "completion_tokens": now.usage.completion_tokens,
+        "reasoning_tokens": now.usage.reasoning_tokens,
     }

@@ -104,15 +104,16 @@ class BatchUsage:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
 
     @property
     def body(self) -> dict[str, Any]:
-        """The usage in OpenAI's API. Which tokens are reasoning is not counted."""
+        """The usage in OpenAI's API."""
         return {
             "input_tokens": self.prompt_tokens,
             "input_tokens_details": {"cached_tokens": self.cached_tokens},
             "output_tokens": self.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
             "total_tokens": self.prompt_tokens + self.completion_tokens,
         }
 
@@ -182,7 +183,10 @@ class BatchRecord:
                 output_seconds=output_seconds or None,
                 counts=Counts(number(b"total"), number(b"completed"), number(b"failed")),
                 usage=BatchUsage(
-                    number(b"prompt_tokens"), number(b"cached_tokens"), number(b"completion_tokens")
+                    number(b"prompt_tokens"),
+                    number(b"cached_tokens"),
+                    number(b"completion_tokens"),
+                    number(b"reasoning_tokens"),
                 ),
                 errors=tuple(json.loads(fields.get(b"errors", b"[]"))),
                 output_file_id=text(b"output_file_id"),

@@ -2,7 +2,8 @@
 
 import json
 
-from quire.batch.lines import BatchLine, output_line, parse_line
+from quire.batch.lines import BatchLine, output_line, parse_line, response_body
+from quire.batch.progress import TokenCounts
 from quire.wire.output import FinishReason
 from tests.quire.builders import make_completion
 
@@ -19,7 +20,8 @@ def line_of(**fields: object) -> BatchLine:
 
 def choice_of(line: BatchLine, text: str) -> dict[str, object]:
     completion = make_completion("batch-x", text=text, finish_reason=FinishReason.EOS)
-    (choice,) = json.loads(output_line(line, [completion]))["response"]["body"]["choices"]
+    written = output_line(line, completion.request_id, response_body(line, [completion]))
+    (choice,) = json.loads(written)["response"]["body"]["choices"]
     return dict(choice)
 
 
@@ -41,3 +43,14 @@ def test_a_line_with_a_wrong_function_is_bad() -> None:
              "body": {"messages": [{"role": "user", "content": "x"}], "tools": [{}]}}  # fmt: skip
     bad = parse_line(json.dumps(wrong), number=1, batch="b")
     assert not isinstance(bad, BatchLine) and "body.tools.0.type" in bad.message
+
+
+def test_the_tokens_of_lines_are_added_up_with_those_that_are_reasoning() -> None:
+    usage = {
+        "prompt_tokens": 7,
+        "completion_tokens": 5,
+        "prompt_tokens_details": {"cached_tokens": 4},
+    }
+    thought = {"completion_tokens_details": {"reasoning_tokens": 3}}
+    total = TokenCounts.of(usage) + TokenCounts.of(usage | thought)
+    assert total == TokenCounts(14, 8, 10, 3)
