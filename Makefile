@@ -48,7 +48,7 @@ INSTALL := $(BIN)/python -m pip install --quiet
 VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-vllm demo test test-vllm check release-check sbom docs pre-commit lint types imports format requests bench bench-peers bench-neighbours profile bench-protocol bench-gateway bench-batches bench-scheduling bench-scheduler soak soak-service fetch-model golden-models modelcheck sim fuzz chaos up down clean check-native test-gpu bench-gpu
+.PHONY: help env env-vllm demo test test-vllm check release-check sbom docs pre-commit lint types imports format requests bench bench-peers bench-neighbours profile bench-protocol bench-gateway bench-batches bench-scheduling bench-scheduler soak soak-service fetch-model golden-models modelcheck sim fuzz chaos test-clients up down clean check-native test-gpu bench-gpu
 
 help: ## print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -114,6 +114,9 @@ test: $(VENV)/dev.installed ## run all tests; what is skipped is printed with it
 	@# A test process that crashes ends the run: with one put in its place it would wait for ever.
 	@# The order is that of tests/conftest.py. Compiled modules are kept: a run starts hundreds of Pythons.
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 10 --durations-min 5 $(ARGS)
+
+test-clients: $(VENV)/dev.installed ## the clients and frameworks of others against a gateway with a real worker; installs them in build/clients
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.clients
 
 check: lint types imports ## lint, types and import rules
 
