@@ -26,7 +26,7 @@ from tests.engine.model.builders import (
     make_runner,
     save_model,
 )
-from tests.engine.model.decoders import FAMILIES, forms_of
+from tests.engine.model.decoders import FAMILIES, shared_forms
 
 CPU = torch.device("cpu")
 #: Fewer rows than are taken in turns, more, and more than a pass over the weights takes.
@@ -71,8 +71,8 @@ def both_ways(native: NativeDecoder, step: HostStep, dtype: str) -> tuple[list[i
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", ["llama, odd sizes", "granite", "qwen2", "gemma2"])
-def test_the_token_chosen_is_the_first_of_the_largest_logits(family, dtype, threads, tmp_path):
-    native = forms_of(FAMILIES[family], tmp_path, dtype=dtype).native
+def test_the_token_chosen_is_the_first_of_the_largest_logits(family, dtype, threads):
+    native = shared_forms(FAMILIES[family], dtype=dtype).native
     for num_rows in NUM_ROWS:
         chosen, expected = both_ways(native, step_of(num_rows), dtype)
         assert chosen == expected
