@@ -141,6 +141,9 @@ Fields of the request record; all times are unix ms of Redis' own clock except `
     turn                the arrival with which it joined its session, in microseconds
     rate                microseconds that its tokens took of its tenant's tokens per minute; absent
                         without such a limit. At the end, a part of `fair` and `rate` is given back
+    kept                what the producer keeps with the results, opaque to scripts and workers: the
+                        gateway's input items and fields of a response (see quire/openai/responses).
+                        As long as the record. Absent for every other request
     activity            `<activity> <owner>`: what the claim of this owner does, as its worker last
                         told (see Activity). It counts only while the request runs and its owner is
                         this one. Absent until the worker tells, and after the end

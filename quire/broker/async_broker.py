@@ -14,7 +14,7 @@ from quire.broker.absence import absence
 from quire.broker.async_reader import AsyncReader
 from quire.broker.async_shard import AsyncShard, taking_turns
 from quire.broker.grouping import FIRST_POSITION, GroupEnd, at_most
-from quire.broker.producing import cancelling, script_settings, submitting
+from quire.broker.producing import cancelling, discarding, script_settings, submitting
 from quire.broker.telling import Delivery
 from quire.broker.waits import MAX_ENTRIES_PER_STREAM
 from quire.keys import Keys
@@ -97,6 +97,10 @@ class AsyncBroker(AsyncShard):
         """See `Broker.cancel`."""
         return await self._run(cancelling(self.keys, request_id))
 
+    async def discard(self, request_id: str) -> State:
+        """See `Broker.discard`."""
+        return await self._run(discarding(self.keys, request_id))
+
     async def end_overdue(self, request_ids: Sequence[str]) -> dict[str, State]:
         """See `Broker.end_overdue`."""
         return await self._run(grouping.end_overdue(self.keys, request_ids))
@@ -108,6 +112,10 @@ class AsyncBroker(AsyncShard):
     async def status(self, request_id: str) -> RequestStatus:
         """See `Broker.status`."""
         return await self._run(reading.status(self.keys, request_id))
+
+    async def kept(self, request_id: str) -> bytes | None:
+        """See `Broker.kept`."""
+        return await self._run(reading.kept(self.keys, request_id))
 
     async def read_output(
         self, seen: Mapping[str, int], *, block_seconds: float | None = None

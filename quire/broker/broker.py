@@ -15,7 +15,7 @@ from quire.broker import reading
 from quire.broker.grouping import Grouping, at_most
 from quire.broker.moving import Moving
 from quire.broker.operating import Operating
-from quire.broker.producing import cancelling, script_settings, submitting
+from quire.broker.producing import cancelling, discarding, script_settings, submitting
 from quire.broker.telling import Telling
 from quire.broker.working import Working
 from quire.keys import Keys
@@ -106,6 +106,18 @@ class Broker(Working, Moving, Operating, Grouping, Telling):
         UnknownRequest.
         """
         return self._run(cancelling(self.keys, request_id))
+
+    def discard(self, request_id: str) -> State:
+        """Deletes what was kept with a request, and after its end the record and the output too.
+
+        Returns the state before. Nothing else of an open request changes: cancel it first, and call
+        this again after its end. Not for requests of groups: InvalidRequest. UnknownRequest.
+        """
+        return self._run(discarding(self.keys, request_id))
+
+    def kept(self, request_id: str) -> bytes | None:
+        """What the producer keeps with the request; None without it, or without the request."""
+        return self._run(reading.kept(self.keys, request_id))
 
     def status(self, request_id: str) -> RequestStatus:
         """A snapshot of the request. UnknownRequest if it does not exist or has expired."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import BrokerUnavailable, InvalidRequest, QueueFull, QuireError, UnknownRequest
-from quire.keys import Keys
+from quire.keys import GROUP_SEPARATOR, Keys
 from quire.tracing import NO_HEADERS, TRACE_HEADER
-from quire.transitions.calls import cancel_call, submit_call
+from quire.transitions.calls import cancel_call, discard_call, submit_call
 from quire.transitions.endings import ENDINGS
 from quire.transitions.replies import full_queue
 from quire.transitions.routing import placed
@@ -80,6 +80,17 @@ def submitting(
 def cancelling(keys: Keys, request_id: str) -> Procedure[State]:
     """See `Broker.cancel`."""
     (reply,) = yield Ask("cancel", [cancel_call(keys, request_id)])
+    state = raise_if_error(reply)
+    if not state:
+        raise UnknownRequest(request_id)
+    return State(state.decode())
+
+
+def discarding(keys: Keys, request_id: str) -> Procedure[State]:
+    """See `Broker.discard`."""
+    if GROUP_SEPARATOR in request_id:
+        raise InvalidRequest("request_id", "must not be in a group, which has counts of its own")
+    (reply,) = yield Ask("discard", [discard_call(keys, request_id)])
     state = raise_if_error(reply)
     if not state:
         raise UnknownRequest(request_id)

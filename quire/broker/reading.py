@@ -14,7 +14,13 @@ from typing import Any
 from quire.errors import UnknownRequest
 from quire.keys import Keys
 from quire.transitions.output_log import OutputRead, log_positions, logs_in
-from quire.transitions.replies import ms_of, readable, status_of, worker_of
+from quire.transitions.replies import (
+    STATUS_FIELDS,
+    ms_of,
+    readable,
+    status_of,
+    worker_of,
+)
 from quire.transitions.values import RequestStatus, WorkerInfo
 from quire.transport.procedure import Procedure, RoundTrip, command
 from quire.wire.output import State
@@ -28,19 +34,28 @@ def now_ms() -> Procedure[int]:
 
 def status(keys: Keys, request_id: str) -> Procedure[RequestStatus]:
     """See `Broker.status`."""
-    place, fields, time = yield RoundTrip(
+    place, values, time = yield RoundTrip(
         (
             command("hget", keys.log_positions, request_id),
-            command("hgetall", keys.request(request_id)),
+            # Not HGETALL: a record may keep a megabyte, and every waiting reader looks at it.
+            command("hmget", keys.request(request_id), STATUS_FIELDS),
             command("time"),
         )
     )
+    named = zip(STATUS_FIELDS, values, strict=True)
+    fields = {name.encode(): value for name, value in named if value is not None}
     if not fields:
         raise UnknownRequest(request_id)
     found = status_of(request_id, fields, place=place, time=time)
     if found.state is State.QUEUED and found.session_id is not None:
         return replace(found, waits_for=(yield from _earlier_turn(keys, found)))
     return found
+
+
+def kept(keys: Keys, request_id: str) -> Procedure[bytes | None]:
+    """See `Broker.kept`."""
+    (value,) = yield RoundTrip((command("hget", keys.request(request_id), "kept"),))
+    return bytes(value) if value else None
 
 
 def _earlier_turn(keys: Keys, turn: RequestStatus) -> Procedure[str | None]:

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from types import TracebackType
 from typing import Unpack, overload
 
@@ -130,6 +131,16 @@ class AsyncClient:
             handles = await self._submit(messages, given)
         return handles if name is None else self.attach_group(name)
 
+    async def submit_kept(self, request: GenerationRequest, kept: bytes) -> AsyncHandle:
+        """Like `submit` of one request; `kept` is stored for as long as its results are.
+
+        Only the call that creates the request stores it. Workers never read it.
+        """
+        with self._sending(1) as headers:
+            (message,) = await self._ready([request], headers=headers)
+            (handle,) = await self._submit([replace(message, kept=kept)], [request])
+        return handle
+
     async def submit_choices(
         self,
         prompt: str | Sequence[int] | None = None,
@@ -211,6 +222,14 @@ class AsyncClient:
             # Without it, the last ends come again.
             with contextlib.suppress(QuireError):
                 await run_async(reading.acknowledge(), in_loop)
+
+    async def kept(self, request_id: str) -> bytes | None:
+        """What was kept with the request by `submit_kept`; None without it or the request."""
+        return await self._broker_of(request_id).kept(request_id)
+
+    async def discard(self, request_id: str) -> State:
+        """Delete what was kept with a request, and after its end its results; see Broker."""
+        return await self._broker_of(request_id).discard(request_id)
 
     async def models(self) -> list[str]:
         """See `Client.models`."""

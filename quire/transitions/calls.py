@@ -48,6 +48,7 @@ def submit_call(keys: Keys, message: Message, *, holder: str | None = None) -> C
             most_tokens_of_answer(request),
             request.session_id or "",
             request.target_latency_ms or 0,
+            message.kept,
         ),
     )
 
@@ -55,6 +56,11 @@ def submit_call(keys: Keys, message: Message, *, holder: str | None = None) -> C
 def cancel_call(keys: Keys, request_id: str) -> Call:
     """For cancel.lua."""
     return Call((*keys.of_producers, *keys.of_scripts(request_id)), (request_id,))
+
+
+def discard_call(keys: Keys, request_id: str) -> Call:
+    """For discard.lua."""
+    return Call(keys.of_request(request_id), (request_id,))
 
 
 def claim_call(

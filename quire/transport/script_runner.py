@@ -46,6 +46,7 @@ _PARTS_OF = {
     "extend": _PARTS[:1],
     "beat_worker": _PARTS[:1],
     "survey": _PARTS[:1],
+    "discard": _PARTS[:1],
     "announce": _PARTS[:1],
 }
 

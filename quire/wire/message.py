@@ -37,11 +37,16 @@ _DEFAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A request, its wire form `data`, and its digest; see `digest_of`."""
+    """A request, its wire form `data`, and its digest; see `digest_of`.
+
+    `kept` is stored in the record, beside the wire form, for as long as the results. Workers never
+    read it.
+    """
 
     request: GenerationRequest
     data: bytes
     digest: bytes
+    kept: bytes = b""
 
     @classmethod
     def of(cls, request: GenerationRequest, body: ParsedBody | None = None) -> Message:

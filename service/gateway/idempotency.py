@@ -148,11 +148,15 @@ class CallRecord:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call to submit. `is_streamed` says whether the caller wants its answer as a stream."""
+    """A call to submit. `is_streamed` says whether the caller wants its answer as a stream.
+
+    `kept` is stored for as long as the results; such a call has one choice.
+    """
 
     record: CallRecord
     request: OpenAIRequest
     is_streamed: bool
+    kept: bytes = b""
 
     async def members(self, **envelope: Any) -> list[GenerationRequest]:
         """The requests of all choices. InvalidRequest for an invalid body.

@@ -9,7 +9,11 @@ import structlog
 from quire.client.async_client import AsyncClient
 from quire.errors import BrokerUnavailable, QueueFull, QuireError, ResultExpired, UnknownRequest
 from quire.wire.output import Activity, Completion, State
-from quire.wire.protocol import MAX_REQUEST_ID_LENGTH, REQUEST_ID_PATTERN
+from quire.wire.protocol import (
+    MAX_REQUEST_ID_LENGTH,
+    REQUEST_ID_PATTERN,
+    GenerationRequest,
+)
 from service.gateway.abandoned import TEMPORARY_ERRORS, AbandonedRequests
 from service.gateway.callers import Caller
 from service.gateway.idempotency import Call, CallRecord
@@ -58,7 +62,7 @@ class Queue:
             # If submitting fails, the caller does not know the ids of the requests that were
             # accepted, so they are cancelled.
             try:
-                await self._client.submit_many(members)
+                await self._send(call, members)
             except QueueFull as full:
                 await self._end_all(full.accepted)
                 raise
@@ -67,7 +71,7 @@ class Queue:
                 raise
             return call.record
         # Submit the first one alone: if its id belongs to another call, the others must not follow.
-        await self._client.submit_many(members[:1])
+        await self._send(call, members[:1])
         try:
             record = await self.find(call.record.request_id, caller)
         except UnknownRequest as unknown:
@@ -77,6 +81,13 @@ class Queue:
             raise Refused(key_reused())
         await self._client.submit_many(members[1:])
         return record
+
+    async def _send(self, call: Call, members: Sequence[GenerationRequest]) -> None:
+        if call.kept:
+            assert len(members) == 1, "only calls with one choice keep anything"
+            await self._client.submit_kept(members[0], call.kept)
+        else:
+            await self._client.submit_many(members)
 
     async def find(self, request_id: str, caller: Caller) -> CallRecord:
         """The call with this id. UnknownRequest if there is none, or if it is another tenant's."""

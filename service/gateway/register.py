@@ -4,7 +4,8 @@ from service.settings.families import FIRST_TOKEN, NONE, Family
 
 #: The values of the label `route`.
 ROUTES = (
-    *("chat.completions", "completions", "embeddings", "models", "requests", "events", "cancel"),
+    *("chat.completions", "completions", "embeddings", "responses", "models"),
+    *("requests", "events", "cancel"),
     *("files", "file_content", "batches"),
 )
 

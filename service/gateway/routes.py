@@ -2,6 +2,7 @@
 
 POST /v1/chat/completions, /v1/completions   a call, answered at once or with `stream: true`
 POST /v1/embeddings                          a call, answered at once
+/v1/responses and below                      see responses/routes.py
 GET  /v1/requests/{id}                       its complete answer, again or after a crash
 GET  /v1/requests/{id}/events                its stream after `Last-Event-ID`; 204 at its end
 POST /v1/requests/{id}/cancel
@@ -51,6 +52,7 @@ from service.gateway.models import Models
 from service.gateway.queue import DEFAULT_TENANT, Queue
 from service.gateway.refusals import Refused, moved, refusal_of, unknown_model, with_headers
 from service.gateway.requests import body_of, queue_options_of, response_options_of, with_tier
+from service.gateway.responses.routes import Parts, Responses
 from service.gateway.settings import GatewaySettings
 from service.gateway.streaming import EventStream
 
@@ -75,6 +77,12 @@ class Gateway:
         self.metrics = GatewayMetrics(
             num_open=lambda: lifecycle.num_open, max_open=settings.max_open_answers
         )
+        parts = Parts(
+            *(client, settings, keys, lifecycle, self._queue, self._models),
+            metrics=self.metrics,
+            admit=self._admit,
+        )
+        self._responses = Responses(parts)
         routes = Starlette(routes=self._routes(), exception_handlers={HTTPException: no_route})
         self.app = CloseWhenDraining(
             for_pages_of(settings.allowed_origins, routes), lifecycle=lifecycle
@@ -108,6 +116,7 @@ class Gateway:
         return [
             *batches,
             *(post(path, kind, partial(self._call, kind), admit) for path, kind in KINDS.items()),
+            *self._responses.routes(),
             get("/v1/requests/{id}", "requests", self._show_answer, admit),
             get("/v1/requests/{id}/events", "events", self._events, admit),
             post("/v1/requests/{id}/cancel", "cancel", self._cancel),

@@ -55,10 +55,10 @@ JOINED_BYTES = 16 << 10
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 #: A comment without a blank line after it. The blank line would end an event without data, and
 #: OpenAI's Python client takes that for a real event once it has seen an `id`.
-_COMMENT = b": the answer goes on\n"
+COMMENT = b": the answer goes on\n"
 #: The comment while the registry has no live worker.
-_NO_WORKER = b": no worker of this queue is alive; the request waits for one\n"
-_DONE = b"data: [DONE]\n\n"
+NO_WORKER = b": no worker of this queue is alive; the request waits for one\n"
+DONE = b"data: [DONE]\n\n"
 
 
 class EventStream(Response):
@@ -130,7 +130,7 @@ class EventStream(Response):
                 if first.done():
                     first.result()
                 elif not await self._has_worker():
-                    comment = _NO_WORKER
+                    comment = NO_WORKER
                 await self._send_events(first, following, send, comment=comment)
             finally:
                 await end(first)
@@ -184,7 +184,7 @@ class EventStream(Response):
                 yield body
             async for item in updates:
                 if item is None:
-                    yield _COMMENT if await self._has_worker() else _NO_WORKER
+                    yield COMMENT if await self._has_worker() else NO_WORKER
                     continue
                 for body in joined(self._events(*item, ends)):
                     yield body
@@ -242,7 +242,7 @@ class EventStream(Response):
                 reasoning=[one.num_reasoning_tokens for one in self._answer.messages],
             )
             yield self._event(usage, has_usage=True)
-        yield _DONE
+        yield DONE
 
     def _event(self, body: dict[str, Any], *, has_usage: bool = False) -> bytes:
         if self._include_usage:

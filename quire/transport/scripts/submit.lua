@@ -3,7 +3,7 @@
 -- KEYS  those of request.lua with one request, [then idempotency key, [then record of its holder]]
 -- ARGV  id, priority, tenant, deadline or 0, metadata or '', body, id of the holder or '',
 --       not before or 0, tokens, what it asks or '', most tokens of the answer or '', session or '',
---       target latency in ms or 0
+--       target latency in ms or 0, what is kept with the results or ''
 -- Returns {outcome, id, state}: created | known | full with the limit in place of the state, or
 -- `held` with the id stored under the idempotency key: the caller then calls again and declares the
 -- record of that id. `known` by its own id has a fourth part: the request's stored `asked`, or ''.
@@ -17,6 +17,7 @@ local not_before, tokens = tonumber(ARGV[FIRST + 7]), tonumber(ARGV[FIRST + 8])
 local asked = ARGV[FIRST + 9] or ''
 local answer, session = ARGV[FIRST + 10] or '', ARGV[FIRST + 11] or ''
 local target = tonumber(ARGV[FIRST + 12] or '0')
+local kept = ARGV[FIRST + 13] or ''
 -- An idempotency key lives this much longer than its request would without ever running.
 local KEY_RESERVE_MS = 7 * 86400000
 
@@ -126,6 +127,11 @@ if cost then
 end
 if metadata ~= '' then
   redis.call('HSET', keys.record, 'metadata', metadata)
+end
+if kept ~= '' then
+  -- In the record, and not under a key of its own: so it lives exactly as long as the results, and
+  -- no other script, of whatever version, has to know it.
+  redis.call('HSET', keys.record, 'kept', kept)
 end
 if idempotency_key then
   -- The record is renewed while the request runs and at its end, the key never: so the key lives

@@ -133,6 +133,7 @@ def go_through_everything(broker, clockwork):
         "r0": "completed", "r1": "queued", "r2": "queued", "r3": "queued", "r4": "cancelled",
         "key": "running",
     }  # fmt: skip
+    assert (broker.discard("r0"), broker.discard("r1")) == ("completed", "queued")
     go_through_losses(broker, clockwork.connection)
 
 
@@ -230,8 +231,8 @@ def test_a_server_in_cluster_mode_runs_every_script(monkeypatch):
 def test_every_transition_of_the_protocol_has_its_script():
     assert TRANSITIONS == [
         "announce", "balance", "beat_worker", "cancel", "claim", "commit", "condemn", "dead_letter",
-        "expire", "extend", "fail", "heartbeat", "promote", "reap", "release", "requeue", "restore",
-        "submit", "survey",
+        "discard", "expire", "extend", "fail", "heartbeat", "promote", "reap", "release", "requeue",
+        "restore", "submit", "survey",
     ]  # fmt: skip
 
 

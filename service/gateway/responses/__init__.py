@@ -1,0 +1,1 @@
+"""`/v1/responses`: OpenAI's Responses, kept in the records of requests and read from their logs."""

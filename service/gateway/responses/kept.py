@@ -1,0 +1,128 @@
+"""Finds responses again: what is kept in the record, and the output in the log. Knows no HTTP."""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quire.client.async_client import AsyncClient
+from quire.client.following import MAX_READINGS
+from quire.errors import InvalidRequest, OutputRewound, QuireError, ResultExpired, UnknownRequest
+from quire.openai.responses.call import ID_PREFIX, Kept
+from quire.openai.responses.events import Event, OutputEvents
+from quire.openai.responses.items import as_input
+from quire.openai.responses.resource import STATUS_OF, resource
+from quire.transitions.values import RequestStatus
+from quire.wire.output import Completion
+from service.gateway.callers import Caller
+from service.gateway.idempotency import CallRecord
+from service.gateway.refusals import Refusal, Refused
+from service.gateway.responses.log import ResponseLog
+
+#: The part of an id after its prefix, and the form of the ids that a gateway gives.
+NAME_LENGTH = 32
+_ID = re.compile(rf"{ID_PREFIX}[0-9a-f]{{{NAME_LENGTH}}}")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A response that exists: what is kept of it, and the status of its request."""
+
+    kept: Kept
+    status: RequestStatus
+
+
+class KeptResponses:
+    """The responses of a queue. Methods raise the client's QuireErrors.
+
+    When `closing` is set, those that wait raise Refused.
+    """
+
+    def __init__(self, client: AsyncClient, *, closing: asyncio.Event) -> None:
+        self._client = client
+        self._closing = closing
+
+    async def find(self, response_id: str, caller: Caller) -> Found:
+        """The response with this id.
+
+        UnknownRequest if there is none, if it was not stored, or if it is another tenant's.
+        """
+        if not _ID.fullmatch(response_id):
+            raise UnknownRequest(response_id)
+        data = await self._client.kept(response_id)
+        status = await self._client.status(response_id)
+        if data is None or caller.tenant not in (None, status.tenant):
+            raise UnknownRequest(response_id)
+        return Found(Kept.decode(data), status)
+
+    async def body(self, found: Found) -> dict[str, Any]:
+        """The body of the response now; it has its output once the response has ended."""
+        if not found.status.state.is_terminal:
+            return resource(found.kept, STATUS_OF[found.status.state])
+        return await self.whole(found.kept)
+
+    async def whole(self, kept: Kept, *, raises_failure: bool = False) -> dict[str, Any]:
+        """The body of the response at its end, for which this waits. See ResponseLog."""
+        for _ in range(MAX_READINGS - 1):
+            # Redis has lost a part of the log. Nothing of it has been used, so read it again.
+            with contextlib.suppress(OutputRewound):
+                return await self._read(kept, raises_failure=raises_failure)
+        return await self._read(kept, raises_failure=raises_failure)
+
+    async def context(self, response_id: str, caller: Caller) -> list[Mapping[str, Any]]:
+        """All items of a response that is to be continued: its input, then its output.
+
+        InvalidRequest or Refused, which name the field `previous_response_id`.
+        """
+        field = "previous_response_id"
+        try:
+            found = await self.find(response_id, caller)
+            body = await self.body(found)
+        except (UnknownRequest, ResultExpired):
+            message = f"there is no response {response_id!r}, or it has expired"
+            refusal = Refusal(400, "previous_response_not_found", message, param=field)
+            raise Refused(refusal) from None
+        if body["status"] not in ("completed", "incomplete"):
+            message = f"the response is {body['status']}: only a completed one can be continued"
+            raise InvalidRequest(f"body.{field}", message)
+        return [*found.kept.items, *as_input(body["output"])]
+
+    async def end(self, response_id: str, *, within_seconds: float) -> None:
+        """Cancel a response, and wait for its end, no longer than `within_seconds`."""
+        state = await self._client.cancel(response_id)
+        if not state.is_terminal:
+            with contextlib.suppress(QuireError):
+                await self._client.result(response_id, timeout=within_seconds)
+
+    async def delete(self, response_id: str, *, within_seconds: float) -> None:
+        """Delete a response; an open one is cancelled.
+
+        It cannot be found from then on. Its output goes with it, unless its worker needs longer
+        than `within_seconds` to end it; then the output expires as any other.
+        """
+        state = await self._client.discard(response_id)
+        if not state.is_terminal:
+            await self.end(response_id, within_seconds=within_seconds)
+            await self._client.discard(response_id)
+
+    async def _read(self, kept: Kept, *, raises_failure: bool) -> dict[str, Any]:
+        events = OutputEvents(kept)
+        record = CallRecord(kept.id, "chat.completions")
+        log = ResponseLog(self._client, record, closing=self._closing)
+        log.raises_failure = raises_failure
+        async with contextlib.aclosing(log.updates(idle_seconds=float("inf"))) as updates:
+            async for item in updates:
+                assert item is not None, "there is no idle timeout"
+                for one in item[1]:
+                    if isinstance(one, Completion):
+                        _exhaust(events.ending(one))
+                        return events.response(one)
+                    _exhaust(events.chunk(one))
+        raise AssertionError("a log that is followed ends with a completion")
+
+
+def _exhaust(events: Iterable[Event]) -> None:
+    for _ in events:
+        pass

@@ -1,0 +1,261 @@
+"""The routes of responses and their handlers.
+
+POST   /v1/responses                    a call: answered at its end, streamed, or in the background
+GET    /v1/responses/{id}               its body now; at its end with `?wait=true`; `?stream=true`
+DELETE /v1/responses/{id}
+POST   /v1/responses/{id}/cancel
+GET    /v1/responses/{id}/input_items   what the model was given
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic
+from typing import Any
+
+import structlog
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from quire.client.async_client import AsyncClient
+from quire.errors import BrokerUnavailable, QuireError, ResultExpired
+from quire.openai.logprobs import compact
+from quire.openai.requests import parse_body
+from quire.openai.responses.call import Kept
+from quire.openai.responses.fields import read_fields
+from quire.openai.responses.resource import resource
+from service.gateway.callers import ApiKeys, Caller
+from service.gateway.complete_answers import CompleteAnswer
+from service.gateway.cursors import LAST_EVENT_ID
+from service.gateway.http.cors import REQUEST_ID
+from service.gateway.http.lifecycle import Lifecycle
+from service.gateway.http.middleware import Admission, Endpoint, Handler, log_reason
+from service.gateway.http.tasks import HungUp, while_connected
+from service.gateway.idempotency import CallRecord
+from service.gateway.metrics import GatewayMetrics
+from service.gateway.models import Models
+from service.gateway.queue import Queue
+from service.gateway.refusals import Refused, moved, refusal_of, with_headers
+from service.gateway.requests import body_of, queue_options_of
+from service.gateway.responses.kept import KeptResponses
+from service.gateway.responses.log import ResponseLog
+from service.gateway.responses.pages import number_in, page_of, switch_in
+from service.gateway.responses.streaming import BEFORE_ALL, ResponseStream
+from service.gateway.responses.submitting import Submitted, Submitting, in_response
+from service.gateway.settings import GatewaySettings
+
+PATH = "/v1/responses"
+
+#: The label of these routes in the metrics.
+ROUTE = "responses"
+
+#: How long a cancellation waits until the worker has ended the response.
+CANCEL_SECONDS = 5.0
+
+_log = structlog.get_logger("service.gateway")
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the handlers use of their gateway. `admit` counts an answer as open."""
+
+    client: AsyncClient
+    settings: GatewaySettings
+    keys: ApiKeys
+    lifecycle: Lifecycle
+    queue: Queue
+    models: Models
+    metrics: GatewayMetrics
+    admit: Admission
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """What happens to a response whose caller goes, or gets no answer.
+
+    `is_abandoned`: nobody comes back for it. `path`: where another gateway has the answer, relative
+    to that of the call; None if it has not.
+    """
+
+    record: CallRecord
+    is_abandoned: bool = False
+    path: str | None = None
+
+
+class Responses:
+    """The handlers of one gateway. They hold no state."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._kept = KeptResponses(parts.client, closing=parts.lifecycle.closing)
+        self._submitting = Submitting(
+            *(parts.client, parts.queue, parts.models, self._kept),
+            reasoning=parts.settings.reasoning,
+        )
+
+    def routes(self) -> list[Route]:
+        """The routes, for the gateway's application."""
+        admit = self._parts.admit
+        return [
+            self._route("POST", "", self._create, admit),
+            self._route("GET", "/{id}", self._retrieve, admit),
+            self._route("DELETE", "/{id}", self._delete, admit),
+            self._route("POST", "/{id}/cancel", self._cancel, admit),
+            self._route("GET", "/{id}/input_items", self._input_items, admit),
+        ]
+
+    async def _create(self, request: Request) -> Response:
+        began, settings = monotonic(), self._parts.settings
+        caller, options = self._caller(request), queue_options_of(request)
+        body = parse_body(
+            await body_of(
+                request,
+                max_bytes=settings.max_body_bytes,
+                timeout_seconds=settings.body_timeout_seconds,
+            )
+        )
+        fields, _ = read_fields(body)
+        submitted = await self._submitting.submit(body, fields, caller, options)
+        kept, record = submitted.kept, submitted.record
+        if fields.background and not fields.stream:
+            return self._answer(record, resource(kept, "queued"))
+        ending = _Ending(record)
+        if options.key is None and not fields.background:
+            ending = _Ending(
+                record, is_abandoned=True, path=_path_of(submitted, is_stream=bool(fields.stream))
+            )
+        if not fields.stream:
+            return await self._whole(request, kept, ending, raises_failure=True)
+        observe = self._parts.metrics.first_token_seconds.observe
+        return self._stream(
+            kept,
+            ending,
+            after=BEFORE_ALL if options.key is None else _after(request),
+            raises_failure=not fields.background,
+            on_first_token=lambda: observe(monotonic() - began),
+        )
+
+    async def _retrieve(self, request: Request) -> Response:
+        found = await self._kept.find(request.path_params["id"], self._caller(request))
+        ending, query = _Ending(_record_of(found.kept)), request.query_params
+        if switch_in(query, "stream"):
+            return self._stream(found.kept, ending, after=_after(request))
+        if switch_in(query, "wait"):
+            return await self._whole(request, found.kept, ending)
+        return self._answer(ending.record, await self._kept.body(found))
+
+    async def _cancel(self, request: Request) -> Response:
+        caller, response_id = self._caller(request), request.path_params["id"]
+        await self._kept.find(response_id, caller)
+        await self._kept.end(response_id, within_seconds=CANCEL_SECONDS)
+        found = await self._kept.find(response_id, caller)
+        return self._answer(_record_of(found.kept), await self._kept.body(found))
+
+    async def _delete(self, request: Request) -> Response:
+        found = await self._kept.find(request.path_params["id"], self._caller(request))
+        await self._kept.delete(found.kept.id, within_seconds=CANCEL_SECONDS)
+        body = {"id": found.kept.id, "object": "response", "deleted": True}
+        return self._answer(_record_of(found.kept), body)
+
+    async def _input_items(self, request: Request) -> Response:
+        found = await self._kept.find(request.path_params["id"], self._caller(request))
+        return self._answer(_record_of(found.kept), page_of(found.kept.items, request.query_params))
+
+    # What the handlers share.
+
+    def _route(self, method: str, path: str, handler: Handler, admit: Admission) -> Route:
+        endpoint = Endpoint(ROUTE, handler, metrics=self._parts.metrics, admit=admit)
+        return Route(f"{PATH}{path}", endpoint, methods=[method])
+
+    def _caller(self, request: Request) -> Caller:
+        return self._parts.keys.caller(request.headers)
+
+    def _answer(self, record: CallRecord, body: dict[str, Any]) -> Response:
+        return CompleteAnswer(
+            compact(body).encode(),
+            headers={REQUEST_ID: record.request_id},
+            patience_seconds=self._parts.settings.patience_seconds,
+        )
+
+    async def _whole(
+        self, request: Request, kept: Kept, ending: _Ending, *, raises_failure: bool = False
+    ) -> Response:
+        """The body at the end of the response."""
+        try:
+            whole = self._kept.whole(kept, raises_failure=raises_failure)
+            body = await while_connected(request.receive, whole)
+        except HungUp:
+            await self._hung_up(ending)
+            raise
+        except (QuireError, Refused) as error:
+            log_reason(error)
+            raise self._refused(ending, error) from error
+        return self._answer(ending.record, body)
+
+    def _stream(
+        self,
+        kept: Kept,
+        ending: _Ending,
+        *,
+        after: int,
+        raises_failure: bool = False,
+        on_first_token: Callable[[], None] = lambda: None,
+    ) -> ResponseStream:
+        parts = self._parts
+        if after > BEFORE_ALL:
+            parts.metrics.streams_resumed.inc()
+        log = ResponseLog(parts.client, ending.record, closing=parts.lifecycle.closing)
+        log.raises_failure = raises_failure
+        return ResponseStream(
+            log,
+            kept,
+            after=after,
+            patience_seconds=parts.settings.patience_seconds,
+            headers={REQUEST_ID: kept.id},
+            has_worker=parts.models.have_worker,
+            on_first_token=on_first_token,
+            on_error=self._on_stream_error,
+            refuse=partial(self._refused, ending),
+            on_hang_up=partial(self._hung_up, ending),
+        )
+
+    async def _hung_up(self, ending: _Ending) -> None:
+        outcome = "left"
+        if ending.is_abandoned:
+            outcome = "cancelled" if await self._parts.queue.abandon(ending.record) else "late"
+            _log.info("caller hung up", request_id=ending.record.request_id, outcome=outcome)
+        self._parts.metrics.hang_ups[outcome,].inc()
+
+    def _refused(self, ending: _Ending, error: QuireError | Refused) -> Refused:
+        """The refusal for a caller whose answer has not begun yet; see `Gateway`."""
+        error = in_response(error)
+        if ending.is_abandoned:
+            is_closing = self._parts.lifecycle.closing.is_set() and isinstance(error, Refused)
+            if is_closing and isinstance(error, Refused) and ending.path is not None:
+                error = moved(error.refusal, ending.path)
+            elif is_closing or isinstance(error, BrokerUnavailable | ResultExpired):
+                self._parts.queue.abandon_later(ending.record)
+        return with_headers(error, {REQUEST_ID: ending.record.request_id})
+
+    async def _on_stream_error(self, error: QuireError | Refused) -> None:
+        log_reason(error)
+        self._parts.metrics.count_broken(refusal_of(error).code)
+
+
+def _record_of(kept: Kept) -> CallRecord:
+    return CallRecord(kept.id, "chat.completions")
+
+
+def _path_of(submitted: Submitted, *, is_stream: bool) -> str | None:
+    """Where another gateway has the answer, relative to the path of the call."""
+    if not submitted.is_stored:
+        return None
+    return f"responses/{submitted.kept.id}?{'stream' if is_stream else 'wait'}=true"
+
+
+def _after(request: Request) -> int:
+    """The number of the last event that the caller has. InvalidRequest."""
+    if "starting_after" in request.query_params:
+        return number_in(request.query_params, "starting_after", BEFORE_ALL)
+    return number_in(request.headers, LAST_EVENT_ID, BEFORE_ALL)

@@ -1,0 +1,28 @@
+"""OpenAI's client in front of the gateway of a test, and streams of it that are cut."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from tests.service.gateway.builders import GatewayThread
+
+
+@pytest.fixture
+def client(gateway: GatewayThread) -> Iterator[OpenAI]:
+    with OpenAI(base_url=gateway.url, api_key="unused", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def other(start: Callable[..., GatewayThread]) -> Iterator[OpenAI]:
+    """The client of a second gateway of the same queue."""
+    with OpenAI(base_url=start().url, api_key="unused", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def told() -> Callable[[Any], list[dict[str, Any]]]:
+    """The events of a stream as they came over the wire."""
+    return lambda stream: [event.to_dict() for event in stream]
