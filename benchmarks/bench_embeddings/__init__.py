@@ -1,0 +1,1 @@
+"""Embeddings beside sentence-transformers; see `measuring`."""
