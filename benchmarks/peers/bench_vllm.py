@@ -113,7 +113,11 @@ def compare(model: str, name: str, *, dtype: str, rounds: int) -> dict[str, obje
         environment = os.environ | ALONE.environment()
         with LocalRedis.start() as redis, connect(redis.url) as connection:
             broker = Broker(connection, queue=model.lower(), lease_seconds=600.0)
-            flags = flags_of(model, dtype=dtype) | {"lease-seconds": "600"}
+            # It is stopped while the other one runs, for longer than a thread may stand still.
+            flags = flags_of(model, dtype=dtype) | {
+                "lease-seconds": "600",
+                "stall-timeout-seconds": "600",
+            }
             with worker(redis, broker, flags, environment=environment) as pid:
                 warm = warm_up(name, vocab_size=vocab_size)
                 peer.run(warm)
