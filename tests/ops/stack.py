@@ -139,7 +139,7 @@ def running_stack(folder: Path) -> Iterator[tuple[Prometheus, Load]]:
             "quire-gateway": gateway_port,
             "quire-batcher": batcher_port,
         }
-        prometheus = stack.enter_context(_prometheus(ports, folder))
+        prometheus = stack.enter_context(running_prometheus(ports, folder))
         load = stack.enter_context(Load(redis.url, gateway_port))
         yield prometheus, load
 
@@ -223,7 +223,7 @@ def _python(
 
 
 @contextmanager
-def _prometheus(ports: dict[str, int], folder: Path) -> Iterator[Prometheus]:
+def running_prometheus(ports: dict[str, int], folder: Path) -> Iterator[Prometheus]:
     """Prometheus with the stack's own configuration, but a scrape a second.
 
     Each job of `ports` has one known target instead of those it would look for. No other job runs.
