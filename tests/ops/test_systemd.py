@@ -1,0 +1,66 @@
+"""The units for systemd: systemd accepts them, and each process understands its variables."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from service.exporter.settings import ExporterSettings
+from service.gateway.http.server import CLOSE_SECONDS
+from service.gateway.settings import GatewaySettings
+from service.process.worker import RELEASE_SECONDS
+from service.settings.config import Settings
+from tests.ops.checkout import ROOT, program, run
+
+UNITS = sorted((ROOT / "ops" / "systemd").iterdir())
+PROCESSES = {
+    "service": Settings,
+    "service.exporter": ExporterSettings,
+    "service.gateway": GatewaySettings,
+}
+
+
+def complaints(text: str, *, name: str, folder: Path) -> str:
+    """What systemd says of a unit; its program is moved to one that this machine has."""
+    unit = folder / name.replace("@", "@1")
+    unit.write_text(text.replace("/opt/quire/.venv/bin/python", sys.executable))
+    done = run(program("systemd-analyze"), "verify", "--man=no", unit)
+    return "\n".join(line for line in done.stderr.splitlines() if unit.name in line)
+
+
+def module_of(text: str) -> str:
+    (module,) = re.findall(r"^ExecStart=\S+ -m (\S+)$", text, re.MULTILINE)
+    return str(module)
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_systemd_accepts_a_unit_and_no_misspelt_one(path, tmp_path):
+    text = path.read_text()
+    assert complaints(text, name=path.name, folder=tmp_path) == ""
+
+    wrong = text.replace("TimeoutStopSec", "TimeoutStopSecs")
+    assert "TimeoutStopSecs" in complaints(wrong, name=path.name, folder=tmp_path)
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_every_variable_of_a_unit_is_a_setting(path):
+    text = path.read_text()
+    names = re.findall(r"(QUIRE_\w+)=", re.sub(r"^#.*$", "", text, flags=re.MULTILINE))
+
+    assert "QUIRE_REDIS_PASSWORD_FILE" in names
+    assert PROCESSES[module_of(text)].unknown_variables(dict.fromkeys(names, "1")) == []
+
+
+def test_a_unit_waits_for_the_drain_of_its_process():
+    waits = {
+        module_of(path.read_text()): int(*re.findall(r"TimeoutStopSec=(\d+)", path.read_text()))
+        for path in UNITS
+    }
+
+    assert set(waits) == set(PROCESSES)
+    worker, gateway = Settings.model_fields, GatewaySettings.model_fields
+    needed = worker["drain_seconds"].default + worker["flush_seconds"].default + RELEASE_SECONDS
+    assert waits["service"] >= needed + 30
+    drain = gateway["drain_seconds"].default + 2 * CLOSE_SECONDS
+    assert waits["service.gateway"] >= drain
