@@ -20,8 +20,8 @@ from service.exporter.queues import Exporter
 from service.exporter.settings import ExporterSettings
 from tests.chaos.worker import ChaosWorker
 from tests.ops.checkout import program
-from tests.ops.cluster import of_kind
-from tests.ops.scaler import Scaler, Trigger
+from tests.ops.kubernetes.cluster import of_kind
+from tests.ops.kubernetes.scaler import Scaler, Trigger
 from tests.ops.stack import Prometheus, running_prometheus
 from tests.service.fake_model import eventually, expected_tokens
 
