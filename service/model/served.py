@@ -107,8 +107,8 @@ def load_model(settings: Settings) -> ServedModel:
     """
     if settings.engine == "vllm":
         return _load_vllm(settings)
-    if _embeds(settings):
-        return _load_embedder(settings)
+    if (task := _task_of(settings)) != "generate":
+        return _load_pooler(settings, task)
     try:
         from transformers.utils.logging import disable_progress_bar
 
@@ -159,46 +159,46 @@ def load_model(settings: Settings) -> ServedModel:
     return served
 
 
-def _embeds(settings: Settings) -> bool:
-    """Whether the model is served for embeddings: as the setting or the model's folder says."""
+def _task_of(settings: Settings) -> str:
+    """What the model makes: as the setting says, or the files of the model's folder."""
     from engine.model.pooling.folder import task_of
 
     source = Path(settings.model_source)
     if settings.task == "auto" and source.is_dir():
-        return task_of(source) == "embed"
-    return settings.task == "embed"
+        return str(task_of(source))
+    return "generate" if settings.task == "auto" else settings.task
 
 
-def _load_embedder(settings: Settings) -> ServedModel:
-    """Load the model of `settings` for embeddings."""
+def _load_pooler(settings: Settings, task: str) -> ServedModel:
+    """Load the model of `settings` for embeddings, or for the scores of its head."""
     try:
         from transformers.utils.logging import disable_progress_bar
 
-        from engine.model.load.load_pooler import load_embedder
+        from engine.model.load.load_pooler import load_classifier, load_embedder
     except ModuleNotFoundError as error:
         raise ModelRefused(f"no model can be loaded: the module {error.name} is missing") from error
 
     disable_progress_bar()  # type: ignore[no-untyped-call]
     take_over_libraries()
-    loaded = load_embedder(
-        settings.model_source,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        max_model_len=settings.max_model_len,
-        dtype=settings.dtype,
-        device=settings.device,
-        pooling=None if settings.pooling == "auto" else settings.pooling,
-        adapters=_find_adapters(settings.adapters),
-        block_size=settings.block_size,
-        num_blocks=settings.num_blocks,
-        kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
-        num_host_blocks=0,
-        attention_backend=settings.attention_backend,
-        model_path=settings.model_path,
-        deterministic=settings.deterministic,
-        async_scheduling=False,
-        now=time.monotonic,
-    )
+    sizes: dict[str, Any] = {
+        name: getattr(settings, name)
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "dtype", "device")
+    }
+    if task == "classify":
+        loaded = load_classifier(settings.model_source, **sizes)
+    else:
+        names = "block_size num_blocks kv_cache_memory_bytes attention_backend model_path"
+        loaded = load_embedder(
+            settings.model_source,
+            pooling=None if settings.pooling == "auto" else settings.pooling,
+            adapters=_find_adapters(settings.adapters),
+            num_host_blocks=0,
+            async_scheduling=False,
+            now=time.monotonic,
+            deterministic=settings.deterministic,
+            **{name: getattr(settings, name) for name in names.split()},
+            **sizes,
+        )
     facts, folder = loaded.facts, loaded.folder
     config = replace(_config_from(facts, settings), pools=True, num_speculative_tokens=0)
     if loaded.is_encoder:
@@ -216,11 +216,12 @@ def _load_embedder(settings: Settings) -> ServedModel:
         adapters=facts.adapters,
         grammars=NoGrammars("the model makes vectors"),
         vectors=ServedVectors(
-            kind="embeddings",
+            kind="scores" if task == "classify" else "embeddings",
             width=loaded.width,
             prompts=folder.prompts,
             default_prompt=folder.default_prompt,
             lowers=folder.lowers,
+            labels=loaded.labels,
         ),
     )
     _keep_out_of_collections()

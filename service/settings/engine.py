@@ -53,10 +53,11 @@ class EngineSettings(ProcessSettings):
     device: Literal["auto", "cpu", "cuda"] = setting(
         "Model", "Where the model runs.", default="auto"
     )
-    task: Literal["auto", "generate", "embed"] = setting(
+    task: Literal["auto", "generate", "embed", "classify"] = setting(
         "Model",
-        "What the model makes: `generate` text, or `embed` texts as vectors. `auto` embeds with a "
-        "folder in the layout of sentence-transformers. A worker serves one of the two.",
+        "What the model makes: `generate` text, `embed` texts as vectors, or `classify` with a "
+        "sequence-classification head. `auto` embeds with a folder in the layout of "
+        "sentence-transformers, and classifies with such a head. A worker serves one of them.",
         default="auto",
     )
     pooling: Literal["auto", "cls", "mean", "max", "lasttoken"] = setting(

@@ -11,6 +11,7 @@ import transformers
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModel,
+    AutoModelForSequenceClassification,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -20,7 +21,9 @@ from engine.errors import ModelRefused
 from engine.model.device.step_threads import StepThreads
 from engine.model.load.load_runner import load_runner
 from engine.model.pooling.encoder import (
+    Classifier,
     Form,
+    Prompts,
     choose_form,
     first_position,
     num_embeddings,
@@ -51,6 +54,7 @@ class LoadedPooler:
         folder: how the vectors are made.
         width: the numbers of a vector.
         is_encoder: whether a prompt must be computed whole.
+        labels: of scores, in their order; empty for embeddings.
     """
 
     runner: ModelRunner
@@ -60,6 +64,7 @@ class LoadedPooler:
     is_encoder: bool
     device_memory: Callable[[], dict[str, int]]
     num_threads: Callable[[], int]
+    labels: tuple[str, ...] = ()
 
 
 def load_embedder(
@@ -101,6 +106,40 @@ def load_embedder(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
+    )
+
+
+def load_classifier(
+    path: str | Path,
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int | None,
+    max_model_len: int | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+) -> LoadedPooler:
+    """Load a model with a classification head, an encoder or a decoder; prompts are computed whole.
+
+    Raises:
+        ModelRefused: the model cannot be served; the message is one sentence.
+    """
+    given, config = opened(path)
+    target = torch.device(_default_device() if device == "auto" else device)
+    folder = VectorFolder(weights=given, mode="cls", normalizes=False)
+    model = _read(given, dtype, target, AutoModelForSequenceClassification)
+    base = getattr(model, model.base_model_prefix, model)
+    most = _longest_prompt(base, folder, config, max_model_len)
+    return _whole(
+        model,
+        folder,
+        Classifier(model),
+        Finish(has_scores=True),
+        name="classifier",
+        device=target,
+        most=most,
+        seats=max_num_seqs,
+        step=_step_tokens(max_num_batched_tokens, target, most),
+        width=int(model.config.num_labels or 0),
     )
 
 
@@ -154,40 +193,72 @@ def _encoder(
     max_num_batched_tokens: int | None,
     max_model_len: int | None,
 ) -> LoadedPooler:
-    model = _read(folder.weights, dtype, device)
+    model = _read(folder.weights, dtype, device, AutoModel)
     with torch.inference_mode():
         form: Form = choose_form(model)
-    most = _longest_prompt(model, folder, config, max_model_len)
+    most, mode = _longest_prompt(model, folder, config, max_model_len), folder.mode
+    return _whole(
+        model,
+        folder,
+        lambda prompts: pooled(form(prompts), prompts, mode),
+        Finish(normalizes=folder.normalizes),
+        name=f"encoder-{form.name}-{mode}",
+        device=device,
+        most=most,
+        seats=max_num_seqs,
+        step=_step_tokens(max_num_batched_tokens, device, most),
+        width=int(model.config.hidden_size),
+    )
+
+
+def _step_tokens(max_num_batched_tokens: int | None, device: torch.device, most: int) -> int:
+    """The tokens of a step; ModelRefused if the longest prompt does not fit into one."""
     step = max_num_batched_tokens or max(ENCODER_TOKENS[device.type], most)
     if step < most:
         raise ModelRefused(
             f"an encoder computes a prompt in one step: max_num_batched_tokens ({step}) must not "
             f"be below the longest prompt ({most}); set max_model_len to shorten that"
         )
-    finish, mode = Finish(normalizes=folder.normalizes), folder.mode
+    return step
+
+
+def _whole(
+    model: PreTrainedModel,
+    folder: VectorFolder,
+    read: Callable[[Prompts], torch.Tensor],
+    finish: Finish,
+    *,
+    name: str,
+    device: torch.device,
+    most: int,
+    seats: int,
+    step: int,
+    width: int,
+) -> LoadedPooler:
+    """A runner that computes prompts whole, and what a worker needs to know of it."""
     threads = StepThreads(torch.get_num_threads()) if device.type == "cpu" else None
-    runner = EncoderPooler(
-        lambda prompts: pooled(form(prompts), prompts, mode),
-        finish,
-        device=device,
-        threads=threads,
-    )
-    facts = _facts(model, folder, form, device=device, most=most, seats=max_num_seqs, step=step)
+    runner = EncoderPooler(read, finish, device=device, threads=threads)
     return LoadedPooler(
         runner=runner,
-        facts=facts,
+        facts=_facts(model, folder, name, device=device, most=most, seats=seats, step=step),
         folder=folder,
-        width=int(model.config.hidden_size),
+        width=width,
         is_encoder=True,
         device_memory=runner.device_memory,
         num_threads=runner.num_threads,
+        labels=_labels_of(model, width) if finish.has_scores else (),
     )
+
+
+def _labels_of(model: PreTrainedModel, width: int) -> tuple[str, ...]:
+    names: dict[Any, Any] = model.config.id2label or {}
+    return tuple(str(names.get(index, index)) for index in range(width))
 
 
 def _facts(
     model: PreTrainedModel,
     folder: VectorFolder,
-    form: Form,
+    name: str,
     *,
     device: torch.device,
     most: int,
@@ -207,18 +278,18 @@ def _facts(
         bytes_per_block=0,
         block_copy_seconds=0.0,
         max_num_batched_tokens=step,
-        fingerprint=f"{digest.hexdigest()[:32]}-encoder-{form.name}-{folder.mode}-{device.type}",
+        fingerprint=f"{digest.hexdigest()[:32]}-{name}-{device.type}",
         tokenizer_source=folder.weights,
         dtype=str(model.dtype).removeprefix("torch."),
         device=device.type,
     )
 
 
-def _read(weights: Path, dtype: str, device: torch.device) -> PreTrainedModel:
+def _read(weights: Path, dtype: str, device: torch.device, auto: Any) -> PreTrainedModel:
     if dtype != "auto" and dtype not in DTYPES:
         raise ModelRefused(f"dtype {dtype!r} is not one of auto, {', '.join(DTYPES)}")
     try:
-        loaded: Any = AutoModel.from_pretrained(
+        loaded: Any = auto.from_pretrained(
             str(weights),
             dtype=DTYPES.get(dtype, "auto"),
             use_safetensors=True,
@@ -230,7 +301,8 @@ def _read(weights: Path, dtype: str, device: torch.device) -> PreTrainedModel:
         raise ModelRefused(f"transformers cannot load {weights}: {error}") from error
     model, report = loaded
     assert isinstance(model, PreTrainedModel)
-    lacking = [name for name in report["missing_keys"] if not name.startswith(UNUSED)]
+    unused = UNUSED if auto is AutoModel else ()
+    lacking = [name for name in report["missing_keys"] if not name.startswith(unused)]
     unfitting = [*lacking, *(name for name, _, _ in report["mismatched_keys"])]
     if unfitting:
         raise ModelRefused(

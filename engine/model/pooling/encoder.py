@@ -95,6 +95,37 @@ class OwnForm:
         return torch.cat(found)
 
 
+class Classifier:
+    """A model with a classification head: the scores [prompts, labels] of whole prompts.
+
+    The head is part of the model's own forward pass, so prompts of equal length are computed
+    together.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self._takes_types = _takes(model, "token_type_ids")
+
+    def __call__(self, prompts: Prompts) -> torch.Tensor:
+        found, first, types = [], 0, prompts.types()
+        device = self._model.device
+        # A decoder finds the last token of each prompt by its padding token, if there are several.
+        can_batch = getattr(self._model.config, "pad_token_id", None) is not None
+        for count, _ in prompts.groups():
+            for start in range(first, first + count, count if can_batch else 1):
+                part = slice(start, start + count if can_batch else start + 1)
+                ids = torch.tensor(prompts.token_ids[part], device=device)
+                options: dict[str, Any] = {"attention_mask": torch.ones_like(ids)}
+                if self._takes_types:
+                    options["token_type_ids"] = torch.tensor(types[part], device=device)
+                found.append(self._model(input_ids=ids, return_dict=True, **options).logits)
+            first += count
+        scores = torch.cat(found).float()
+        back = torch.empty_like(scores)
+        back[torch.tensor(prompts.order, device=device)] = scores
+        return back
+
+
 class PackedForm:
     """The model's forward pass on all prompts as one, with our attention.
 
