@@ -36,10 +36,10 @@ class TokenCounts:
 
     @classmethod
     def of(cls, usage: Mapping[str, Any]) -> TokenCounts:
-        """The counts of the `usage` of a response."""
-        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        """The counts of the `usage` of a response. That of embeddings has prompt tokens alone."""
+        cached = usage.get("prompt_tokens_details", {}).get("cached_tokens", 0)
         reasoning = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
-        return cls(usage["prompt_tokens"], cached, usage["completion_tokens"], reasoning)
+        return cls(usage["prompt_tokens"], cached, usage.get("completion_tokens", 0), reasoning)
 
     def __add__(self, other: TokenCounts) -> TokenCounts:
         return TokenCounts(

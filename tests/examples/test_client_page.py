@@ -10,10 +10,11 @@ PAGE = (CHECKOUT / "docs" / "how-to" / "client.md").read_text()
 
 
 def test_what_the_page_on_the_client_shows_runs(capsys):
-    (program,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    program, loop_over_ends = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
     with FakeQuire(answer=lambda request: request.body["prompt"]) as fake:
-        shown = {"quire": fake.client()}
+        shown = {"quire": fake.client(), "kept_cursor": ""}
         exec(program, shown)
+        exec(loop_over_ends.replace("timeout=5", "timeout=0"), shown)
         counts = shown["group"].counts()
         texts = {choice.result(timeout=30).text for choice in shown["choices"]}
         ids = [request.id for request in fake.requests]

@@ -53,9 +53,11 @@ class VectorFolder:
 
 
 def task_of(folder: Path) -> Task:
-    """What a folder's model makes, by its files."""
+    """What a folder's model makes, by its files; `generate` if they do not say it."""
     if (folder / MODULES).is_file():
         return "embed"
+    if not (folder / "config.json").is_file():
+        return "generate"
     names = _read_object(folder / "config.json").get("architectures") or []
     if any(isinstance(name, str) and name.endswith(CLASSIFIER) for name in names):
         return "classify"

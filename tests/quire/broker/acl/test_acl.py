@@ -1,73 +1,23 @@
 """The users of docs/reference/acl.md: each can do its role's job and no other."""
 
 import re
-from pathlib import Path
 
 import pytest
-import redis
 
 import quire
 from quire import Client, QueueLimits
 from quire.broker.broker import Broker
 from quire.broker.inspection import inspect_memory, inspect_shards
 from quire.cli import main
-from quire.errors import BrokerUnavailable, DeadlineExceeded, DurabilityUnavailable
+from quire.errors import DeadlineExceeded, DurabilityUnavailable
 from quire.transitions.fairness import Fairness
 from quire.transitions.values import BackOff, Candidate, QueuePolicy
-from quire.transport.connection import connect
 from quire.wire.output import ErrorInfo, State
 from quire.wire.protocol import Priority
+from tests.quire.broker.acl.roles import DOCUMENT, ROLES, refused
 from tests.quire.builders import claim_next, make_item, make_request
 
 pytestmark = pytest.mark.real_redis
-
-DOCUMENT = Path(quire.__file__).parents[1] / "docs" / "reference" / "acl.md"
-
-#: The users of the document and their rules, for the queue `default`.
-ROLES = {
-    name: rules.split()
-    for name, rules in re.findall(
-        r"^ACL SETUSER (\w+) (.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL
-    )
-}
-
-
-@pytest.fixture(params=["found", "new"])
-def real_server(request, real_server):
-    """What is forbidden is said in other words by other servers."""
-    return request.getfixturevalue("new_server") if request.param == "new" else real_server
-
-
-@pytest.fixture
-def as_role(real_server, real_connection, real_broker):
-    """Makes a broker for the queue of the test that connects as one of the document's users."""
-    version = real_connection.info("server")["redis_version"]
-    if int(version.partition(".")[0]) < 7:
-        pytest.skip("the document is for Redis 7.0 and later")
-    queue = real_broker.keys.queue
-    opened: list[redis.Redis] = []
-
-    def broker(role: str, *, queue: str = queue) -> Broker:
-        user = f"{role}-{real_broker.keys.queue}"
-        rules = [rule.replace("{default.", f"{{{real_broker.keys.queue}.") for rule in ROLES[role]]
-        real_connection.execute_command("ACL", "SETUSER", user, "reset", *rules)
-        # What an earlier test has loaded must not be there already.
-        real_connection.script_flush()
-        address = real_server.url.partition("://")[2]
-        opened.append(connect(f"redis://{user}:change-me@{address}"))
-        return Broker(opened[-1], queue=queue, retry_seconds=0.1, max_attempts=2)
-
-    yield broker
-    for connection in opened:
-        connection.close()
-    for role in ROLES:
-        real_connection.execute_command("ACL", "DELUSER", f"{role}-{queue}")
-
-
-def refused(call):
-    with pytest.raises(BrokerUnavailable, match=r"(?i)no ?perm|can't run this command") as caught:
-        call()
-    assert isinstance(caught.value.__cause__, redis.RedisError)
 
 
 def entry_of(broker: Broker, request_id: str) -> Candidate:

@@ -3,10 +3,8 @@
 import pytest
 
 from quire import Client
-from tests.quire.broker.acl.test_acl import as_role, real_server, refused
+from tests.quire.broker.acl.roles import refused
 from tests.quire.builders import make_request
-
-__all__ = ["as_role", "real_server"]
 
 pytestmark = pytest.mark.real_redis
 

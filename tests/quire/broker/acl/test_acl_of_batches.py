@@ -1,4 +1,4 @@
-"""Gateways and batchers as the users of docs/reference/acl.md: see test_acl.py."""
+"""Gateways and batchers as the users of docs/reference/acl.md."""
 
 import json
 
@@ -9,11 +9,9 @@ from service.batcher.settings import BatcherSettings
 from service.batches import ledger
 from service.batches.ledger import Ledger
 from service.batches.storage import FolderStorage
-from tests.quire.broker import test_acl
+from tests.quire.broker.acl.roles import refused
 
 pytestmark = pytest.mark.real_redis
-
-real_server, as_role, refused = test_acl.real_server, test_acl.as_role, test_acl.refused
 
 
 def test_a_gateway_keeps_the_records_of_files(as_role, real_server, real_broker):

@@ -1,0 +1,40 @@
+"""Brokers that connect as one of the users of docs/reference/acl.md."""
+
+import pytest
+import redis
+
+from quire.broker.broker import Broker
+from quire.transport.connection import connect
+from tests.quire.broker.acl.roles import ROLES
+
+
+@pytest.fixture(params=["found", "new"])
+def real_server(request, real_server):
+    """What is forbidden is said in other words by other servers."""
+    return request.getfixturevalue("new_server") if request.param == "new" else real_server
+
+
+@pytest.fixture
+def as_role(real_server, real_connection, real_broker):
+    """Makes a broker for the queue of the test that connects as one of the document's users."""
+    version = real_connection.info("server")["redis_version"]
+    if int(version.partition(".")[0]) < 7:
+        pytest.skip("the document is for Redis 7.0 and later")
+    queue = real_broker.keys.queue
+    opened: list[redis.Redis] = []
+
+    def broker(role: str, *, queue: str = queue) -> Broker:
+        user = f"{role}-{real_broker.keys.queue}"
+        rules = [rule.replace("{default.", f"{{{real_broker.keys.queue}.") for rule in ROLES[role]]
+        real_connection.execute_command("ACL", "SETUSER", user, "reset", *rules)
+        # What an earlier test has loaded must not be there already.
+        real_connection.script_flush()
+        address = real_server.url.partition("://")[2]
+        opened.append(connect(f"redis://{user}:change-me@{address}"))
+        return Broker(opened[-1], queue=queue, retry_seconds=0.1, max_attempts=2)
+
+    yield broker
+    for connection in opened:
+        connection.close()
+    for role in ROLES:
+        real_connection.execute_command("ACL", "DELUSER", f"{role}-{queue}")
