@@ -17,6 +17,7 @@ from tests.quire.builders import (
     read_and_claim,
     token_ids_of,
 )
+from tests.quire.books import mistold
 from tests.quire.older import OlderVersion
 
 
@@ -304,6 +305,9 @@ def test_a_submit_frees_a_turn_that_an_older_worker_has_left_parked(broker, conn
     submit(broker, "c")
     assert waiting(broker) == ["b"]
     assert [run_next(broker), run_next(broker)] == ["b", "c"]
+    # An older version does not know the stream of ends.
+    assert mistold(connection, broker) == ["a is completed, which was not told"]
+    connection.delete(broker.keys.request("a"))
 
 
 def test_a_ticket_of_an_older_version_frees_no_parked_turn(broker, connection):

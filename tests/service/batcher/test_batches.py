@@ -16,7 +16,7 @@ from tests.service.batcher.builders import (
     results_of,
     upload,
 )
-from tests.service.builders import eventually
+from tests.service.builders import StepGate, WorkerThread, eventually
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -102,17 +102,17 @@ def test_a_cancelled_batch_keeps_what_is_finished_and_each_line_has_one_result(f
     assert openai.batches.cancel(made.id).status == "cancelled"
 
 
-def test_an_expired_batch_keeps_its_finished_lines(front, worker):
-    openai = front.openai
+def test_an_expired_batch_keeps_its_finished_lines(front, queue):
+    openai, gate = front.openai, StepGate(steps=0)
     made = create(openai, line("quick", max_tokens=1), line("slow", max_tokens=10_000))
-    with batcher_of(front.queue, front.folder, max_inflight=1):
-        eventually(
-            lambda: openai.batches.retrieve(made.id).request_counts.completed == 1, "one is done"
-        )
-    # Its time is over before another batcher takes it up.
-    front.queue.connection.hset(front.queue.keys.batch(made.id), "expires_ms", 1)
-    with batcher_of(front.queue, front.folder):
-        batch = ended(openai, made.id)
+    with WorkerThread(queue.settings(), before_run=gate):
+        with batcher_of(front.queue, front.folder, max_inflight=1):
+            gate.step_until(lambda: openai.batches.retrieve(made.id).request_counts.completed == 1)
+        # Its time is over before another batcher takes it up.
+        front.queue.connection.hset(front.queue.keys.batch(made.id), "expires_ms", 1)
+        with batcher_of(front.queue, front.folder):
+            batch = ended(openai, made.id)
+        gate.open()
     assert batch.status == "expired" and batch.expired_at
     assert results_of(openai, batch) == {"quick": expected_text(1), "slow": "batch_expired"}
 

@@ -71,7 +71,7 @@ def configured(**overrides: Any) -> EngineConfig:
 def test_every_setting_of_the_engine_is_in_its_configuration():
     # Given by the model, the memory and the device; settings only bound them.
     found_out = {"num_blocks", "max_model_len", "vocab_size", "eos_token_ids", "adapters"}
-    found_out |= {"max_num_batched_tokens", "block_copy_seconds"}
+    found_out |= {"max_num_batched_tokens", "block_copy_seconds", "pools", "whole_prompts"}
     assert FOR_THE_ENGINE.keys() == {field.name for field in fields(EngineConfig)} - found_out
     assert defaults_among(FOR_THE_ENGINE) == []
     config = configured(**FOR_THE_ENGINE)
@@ -93,7 +93,7 @@ def test_every_setting_of_the_model_reaches_its_loader(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     asked = inspect.signature(engine.model.load.load_runner.load_runner).parameters.keys()
-    assert FOR_THE_MODEL.keys() == asked - {"path", "num_blocks", "now", "adapters"}
+    assert FOR_THE_MODEL.keys() == asked - {"path", "num_blocks", "now", "adapters", "load"}
     assert defaults_among(FOR_THE_MODEL) == []
     told: dict[str, Any] = {}
 
