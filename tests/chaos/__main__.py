@@ -21,6 +21,7 @@ from benchmarks.common.arguments import natural
 from quire.cli.console import not_negative, positive
 from tests.chaos.company import CONTROL, INTACT, SCHEDULE, Company, Play, Report
 from tests.chaos.controls import LIVE, VLLM_LIVE
+from tests.chaos.orders import ORDER_PLANTS
 from tests.chaos.plants import PLANTS
 from tests.chaos.real import VLLM
 from tests.chaos.schedules import is_real
@@ -34,7 +35,7 @@ FIGURES = (
     *("lost_replies", "cancels", "duplicate_submits", "resumed_requests", "fenced_commits"),
     *("lost_claims", "rewinds", "reaps", "reader_rewinds", "departures", "resubmits"),
     *("preemptions", "real_schedules", "vllm_schedules", "vllm_workers", "vllm_kills"),
-    *("tokens_lost", "tokens_repeated", "tokens_different"),
+    *("turns", "ends_told", "tokens_lost", "tokens_repeated", "tokens_different"),
 )
 #: Violations by what has happened to tokens, in the audit's words.
 TOKEN_FIGURES = {
@@ -92,8 +93,9 @@ def _plays(options: argparse.Namespace) -> list[Play]:
 
 def _audit_the_audit(figures: Counter[str]) -> None:
     """The controls that need no process."""
-    figures["controls"] += len(PLANTS)
-    figures["controls_caught"] += sum(plant.is_found for plant in PLANTS.values())
+    plants = (*PLANTS.values(), *ORDER_PLANTS.values())
+    figures["controls"] += len(plants)
+    figures["controls_caught"] += sum(plant.is_found for plant in plants)
 
 
 def _count(figures: Counter[str], report: Report) -> None:

@@ -12,6 +12,7 @@ from quire.keys import GROUP
 from quire.wire.output import State
 from tests.chaos.audit import Expected, Log, first_difference, log_violations, read_log
 from tests.chaos.callers import Caller
+from tests.chaos.orders import Turn, told_violations, turn_violations
 
 if TYPE_CHECKING:
     from tests.chaos.stage import Stage
@@ -25,6 +26,8 @@ def judge(stage: "Stage") -> None:
     outcome = stage.outcome
     for caller in stage.callers:
         outcome.violations += _judge(stage, caller)
+    outcome.violations += turn_violations(_turns_of(stage))
+    outcome.violations += told_violations(_told_of(stage), _ended_of(stage))
     for client in stage.clients:
         if client.has_failed:
             outcome.violations.append(f"{client.name} died: {client.log_tail()}")
@@ -116,6 +119,29 @@ def _result_violations(stage: "Stage", caller: Caller, log: Log) -> Iterator[str
     else:
         if (result.token_ids, result.text) != (log.token_ids, log.text):
             yield f"{name}: the result is not what the log holds"
+
+
+def _turns_of(stage: "Stage") -> Iterator[Turn]:
+    for caller in stage.callers:
+        if session := caller.wanted.request.session_id:
+            record = stage.keys.request(caller.request_id)
+            fields = stage.connection.hmget(record, "claimed_ms", "finished_ms")
+            claimed, finished = (None if value is None else int(value) for value in fields)
+            stage.outcome.figures["turns"] += 1
+            yield Turn(caller.request_id, session, claimed, finished)
+
+
+def _told_of(stage: "Stage") -> Iterator[tuple[str, str]]:
+    for _, fields in stage.connection.xrange(stage.keys.ends):
+        stage.outcome.figures["ends_told"] += 1
+        yield fields[b"id"].decode(), fields[b"state"].decode()
+
+
+def _ended_of(stage: "Stage") -> dict[str, str]:
+    """The state of each request whose log has an end."""
+    ids = [caller.request_id for caller in stage.callers]
+    logs = {name: read_log(name, stage.connection.xrange(stage.keys.output(name))) for name in ids}
+    return {name: log.completion.state for name, log in logs.items() if log.completion}
 
 
 def _withdrawn(stage: "Stage", caller: Caller, *, has_ended: bool) -> Iterator[str]:

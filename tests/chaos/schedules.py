@@ -64,6 +64,8 @@ CONSTRAINTS: tuple[tuple[Kind, Any], ...] = (
 CONSTRAINED_SHARE = 0.3
 #: How many are from an adapter, half of them asked for in OpenAI's way.
 ADAPTED_SHARE = 0.4
+#: How many schedules have a session, and how many of their requests are its turns.
+SESSIONS_SHARE, TURNS_SHARE = 0.5, 0.4
 #: Transitions whose reply may be lost on the way.
 LOSABLE = ("submit", "claim", "commit", "extend", "extend", "heartbeat", "release", "reap")
 #: The most that a crash of Redis takes from its log; a schedule writes some hundred thousand bytes.
@@ -281,6 +283,7 @@ def _draw_fake(random_: random.Random, *, seed: int) -> tuple[Wanted, ...]:
                 **constraint,
                 **asking_for(adapter, model="fake", in_model=index % 2 == 1),
             },
+            session_id=_draw_session(seed, index),
             # A plan is drawn from its seed alone, and never from the clock.
             created_ms=0,
         )
@@ -302,6 +305,13 @@ def _draw_adapter(seed: int, index: int) -> str | None:
     """The adapter that a request names; none for most."""
     random_ = random.Random(f"adapter {seed} {index}")
     return random_.choice(NAMES) if random_.random() < ADAPTED_SHARE else None
+
+
+def _draw_session(seed: int, index: int) -> str | None:
+    """The session of which a request is a turn; none for most."""
+    has_session = random.Random(f"session {seed}").random() < SESSIONS_SHARE
+    is_turn = random.Random(f"turn {seed} {index}").random() < TURNS_SHARE
+    return "talk" if has_session and is_turn else None
 
 
 def tokens_under(

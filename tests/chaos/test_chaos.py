@@ -20,6 +20,13 @@ from tests.chaos.append_only import cut, read_command
 from tests.chaos.audit import log_violations
 from tests.chaos.company import CONTROL, INTACT, SCHEDULE, Company, Play, Report
 from tests.chaos.controls import LIVE
+from tests.chaos.orders import (
+    ORDER_PLANTS,
+    SOUND_ENDS,
+    SOUND_TURNS,
+    told_violations,
+    turn_violations,
+)
 from tests.chaos.plants import MAX_ATTEMPTS, PLANTS, sound_log
 from tests.chaos.schedules import CONSTRAINTS, FAULTS, draw_plan, is_real, recorded
 from tests.engine.model.adapted import merged
@@ -159,6 +166,21 @@ def test_the_audit_accepts_a_sound_log():
 @pytest.mark.parametrize("name", PLANTS)
 def test_the_audit_names_every_planted_damage(name):
     assert PLANTS[name].is_found
+
+
+def test_the_audit_accepts_turns_in_order_and_ends_told_once():
+    assert list(turn_violations(SOUND_TURNS)) == []
+    assert list(told_violations(SOUND_ENDS, dict(SOUND_ENDS))) == []
+
+
+@pytest.mark.parametrize("name", ORDER_PLANTS)
+def test_the_audit_names_what_is_out_of_order(name):
+    assert ORDER_PLANTS[name].is_found
+
+
+def test_the_small_schedules_hold_turns_of_a_session():
+    turns = [wanted.request.session_id for seed in SMOKE_SEEDS for wanted in draw_plan(seed).wanted]
+    assert turns.count("talk") >= 2
 
 
 def test_a_log_is_cut_at_the_end_of_a_whole_transaction(tmp_path):
