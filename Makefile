@@ -48,7 +48,7 @@ INSTALL := $(BIN)/python -m pip install --quiet
 VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-vllm demo test test-vllm check release-check sbom docs pre-commit lint types imports format requests bench bench-peers bench-neighbours profile bench-protocol bench-gateway bench-batches bench-scheduling bench-scheduler soak soak-service fetch-model golden-models modelcheck sim fuzz chaos test-clients up down clean check-native test-gpu bench-gpu
+.PHONY: help env env-vllm demo test test-vllm check release-check sbom docs pre-commit lint types imports format requests bench bench-peers bench-http bench-neighbours profile bench-protocol bench-gateway bench-batches bench-scheduling bench-scheduler soak soak-service fetch-model golden-models modelcheck sim fuzz chaos test-clients up down clean check-native test-gpu bench-gpu
 
 help: ## print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -189,6 +189,9 @@ endif
 
 bench-peers: $(VENV)/demo.installed ## other engines beside ours (PEERS= WORKLOADS= MODELS= ROUNDS= BENCH_JSON=file)
 	$(BIN)/python -m benchmarks.bench_peers --install $(if $(PEERS),--peers $(PEERS)) $(BENCH_SELECTION)
+
+bench-http: $(VENV)/demo.installed $(VLLM_VENV)/installed ## streams over HTTP: gateway, Redis and worker beside vLLM's own server (WORKLOADS= MODELS= ROUNDS= BENCH_JSON=file)
+	$(BIN)/python -m benchmarks.peers.bench_http --vllm $(VLLM_VENV) $(BENCH_SELECTION)
 
 bench-neighbours: $(VENV)/demo.installed ## the engine while other processes use its cores (ROUNDS= BENCH_JSON=file)
 	$(BIN)/python -m benchmarks.bench_neighbours $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(BENCH_JSON),--json $(BENCH_JSON)) $(ARGS)

@@ -59,7 +59,7 @@ class Gateway:
         #: The largest resident size of the process, read at the first token of each stream.
         self.peak_bytes = 0
         self._pid = process.pid
-        self._port = port
+        self.port = port
 
     def resident_bytes(self) -> int:
         """The resident size of its process."""
@@ -113,7 +113,7 @@ class Gateway:
 
     async def _lines(self, head: str, body: bytes = b"") -> AsyncGenerator[bytes, None]:
         """Yields the lines of a response, including its chunk sizes."""
-        reader, writer = await asyncio.open_connection(HOST, self._port)
+        reader, writer = await asyncio.open_connection(HOST, self.port)
         try:
             writer.write(f"{head}Host: {HOST}\r\nConnection: close\r\n\r\n".encode() + body)
             async for line in reader:

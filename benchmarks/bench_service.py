@@ -75,15 +75,19 @@ def worker(
     flags: Mapping[str, str],
     *,
     environment: Mapping[str, str] = os.environ,
+    is_leader: bool = False,
 ) -> Iterator[int]:
     """Starts a worker process for the broker's queue, waits until it is ready, yields its id.
 
-    `flags` maps names without dashes to values; a flag with an empty value has no argument.
+    `flags` maps names without dashes to values; a flag with an empty value has no argument. If
+    `is_leader`, it and the processes that it starts are a process group of its id.
     """
     command = [sys.executable, "-m", "service", "--queue", broker.keys.queue]
     for name, value in flags.items():
         command += [f"--{name}", value] if value else [f"--{name}"]
-    process = subprocess.Popen(command, env={**environment, "QUIRE_REDIS_URL": redis.url})
+    process = subprocess.Popen(
+        command, env={**environment, "QUIRE_REDIS_URL": redis.url}, start_new_session=is_leader
+    )
     try:
         give_up = time.monotonic() + READY_SECONDS
         while not any(info.state == "ready" for info in broker.workers()):

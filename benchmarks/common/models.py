@@ -1,4 +1,4 @@
-"""The benchmark models: random weights in common shapes, written once as Hugging Face folders.
+"""The benchmark models, written once as Hugging Face folders: random weights in common shapes.
 
 TINY   12.5 M parameters: hidden 384, 6 layers, 6 heads, 2 KV heads, vocabulary 8 k
 SMALL  134.5 M parameters, the shape of SmolLM2-135M: hidden 576, 30 layers, 9 heads, 3 KV heads
@@ -9,6 +9,9 @@ GEMMA3     268 M parameters, the shape of Gemma-3-270M: a head of 262 k tokens
 GEMMA2     168 M parameters: caps, heads of 256, a head of 64 k tokens
 MIXTRAL    197 M parameters: 8 experts, of which a token uses 2
 QWEN3-MOE  240 M parameters: 64 experts, of which a token uses 8
+
+One has pretrained weights: SMOLLM2, SmolLM2-135M-Instruct in bfloat16, made from the GGUF file that
+`make fetch-model` fetches.
 
 With the usual standard deviation of random weights, a model with a tied embedding repeats its last
 token for ever, whatever its layers compute. Then no check of its tokens could fail. So the weights
@@ -107,11 +110,15 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-#: The names of all models.
+#: The model with pretrained weights; its shape is that of SMALL.
+REAL_MODEL = "SMOLLM2"
+#: The names of all models with random weights.
 MODELS = (*SHAPES, *ARCHITECTURES)
 
 
 def vocab_size_of(name: str) -> int:
+    if name == REAL_MODEL:
+        return vocab_size_of("SMALL")
     return int(_config_of(name)[1]["vocab_size"])
 
 
@@ -120,6 +127,9 @@ def model_folder(name: str) -> Path:
     folder = BUILD_FOLDER / name
     if not (folder / "tokenizer_config.json").exists():
         folder.mkdir(parents=True, exist_ok=True)
+        if name == REAL_MODEL:
+            _write_real_model(folder)
+            return folder
         _write_weights(name, folder)
         _write_tokenizer(vocab_size_of(name), folder)
     return folder
@@ -151,6 +161,19 @@ def _write_weights(name: str, folder: Path) -> None:
                 common = COMMON_SHARE * torch.randn(parameter.shape[1:]) * PROJECTION_SPREAD
                 parameter.mul_(OWN_SHARE).add_(common)
     model.to(torch.bfloat16).save_pretrained(folder)
+
+
+def _write_real_model(folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from models import fetch
+
+    file = fetch.fetch(fetch.MODELS[REAL_MODEL.lower()])
+    names = {"gguf_file": file.name}
+    model = AutoModelForCausalLM.from_pretrained(file.parent, **names, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(file.parent, **names).save_pretrained(folder)
 
 
 def _write_tokenizer(vocab_size: int, folder: Path) -> None:
