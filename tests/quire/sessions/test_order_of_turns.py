@@ -8,6 +8,7 @@ from quire.transitions.values import BackOff, Candidate, Claim, Lost, NotClaimed
 from quire.wire.arguments import build_request
 from quire.wire.output import ErrorInfo, State
 from quire.wire.protocol import Priority
+from tests.quire.books import mistold
 from tests.quire.builders import (
     Snapshot,
     claim_next,
@@ -17,7 +18,6 @@ from tests.quire.builders import (
     read_and_claim,
     token_ids_of,
 )
-from tests.quire.books import mistold
 from tests.quire.older import OlderVersion
 
 
