@@ -165,13 +165,17 @@ def _write_weights(name: str, folder: Path) -> None:
 
 def _write_real_model(folder: Path) -> None:
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     from models import fetch
 
     file = fetch.fetch(fetch.MODELS[REAL_MODEL.lower()])
     names = {"gguf_file": file.name}
-    model = AutoModelForCausalLM.from_pretrained(file.parent, **names, dtype=torch.bfloat16)
+    # One that was loaded from quantised weights says so in its configuration, and cannot be saved.
+    loaded = AutoModelForCausalLM.from_pretrained(file.parent, **names, dtype=torch.bfloat16)
+    config = AutoConfig.from_pretrained(file.parent, **names)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.load_state_dict(loaded.state_dict())
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(file.parent, **names).save_pretrained(folder)
 
