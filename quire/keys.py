@@ -76,6 +76,8 @@ hash tag: a whole shard lies in one slot, so that every transition can be one sc
                                  `done` as in the output log. The script that writes the terminal
                                  entry adds it. Only about the newest 10,000 are kept, or as many as
                                  operators set. Sinks read it by consumer groups of their own.
+                                 The end of a batch has `batch` for `id`, tenant, state,
+                                 submitted_ms, total, completed and failed.
     survey              hash     `cursor` and `due_ms`: how far the comparison of the open requests
                                  with the rank sets has come, and when it continues. Expires after
                                  a day.

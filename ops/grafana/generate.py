@@ -1,7 +1,8 @@
 """Writes the dashboard: `python -m ops.grafana.generate`, or `--check` to compare only.
 
 Grafana reads the JSON, which is committed. Its sources are the rows in `queue_row.py`,
-`traffic_rows.py`, `worker_rows.py`, `gateway_row.py` and `batcher_row.py`. A test compares them.
+`traffic_rows.py`, `worker_rows.py`, `gateway_row.py`, `batcher_row.py` and `notifier_row.py`. A
+test compares them.
 """
 
 import argparse
@@ -13,6 +14,7 @@ from typing import Any
 
 from ops.grafana.batcher_row import BATCHER_ROW
 from ops.grafana.gateway_row import GATEWAY_ROW
+from ops.grafana.notifier_row import NOTIFIER_ROW
 from ops.grafana.panel import DATASOURCE, lay_out
 from ops.grafana.queries import WORKERS, selector
 from ops.grafana.queue_row import QUEUE_ROW
@@ -57,7 +59,7 @@ def dashboard() -> dict[str, Any]:
         "uid": "quire",
         "title": "Quire",
         "description": "Workers, queue, latency, throughput, KV cache, preemptions, publishing, "
-        "gateways and batches.",
+        "gateways, batches and webhooks.",
         "tags": ["quire"],
         "schemaVersion": SCHEMA_VERSION,
         "editable": False,
@@ -83,6 +85,7 @@ ROWS = (
     PUBLISH_ROW,
     GATEWAY_ROW,
     BATCHER_ROW,
+    NOTIFIER_ROW,
 )
 #: Title, colour and query of the annotations in all panels.
 ANNOTATIONS = (

@@ -14,6 +14,8 @@ QUEUES = 'queue=~"$queue"'
 GATEWAYS = 'instance=~"$gateway"'
 #: The filter for metrics of batchers.
 BATCHERS = 'job="quire-batcher"'
+#: The filter for metrics of notifiers.
+NOTIFIERS = 'job="quire-notifier"'
 #: Grafana has no unit for tokens per second.
 TOKENS_PER_SECOND = "suffix: tok/s"
 

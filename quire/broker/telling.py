@@ -21,7 +21,7 @@ from quire.keys import Keys
 from quire.transitions.output_log import entries_by_stream
 from quire.transport.connection import translated
 from quire.transport.procedure import Procedure, RoundTrip, command
-from quire.wire.ends import End
+from quire.wire.ends import BatchEnd, End
 
 #: The most ends taken by one read.
 MAX_TOLD_PER_READ = 256
@@ -39,11 +39,13 @@ _log = logging.getLogger("quire")
 class Delivery:
     """Ends that were delivered to one consumer. `positions` are all that it must acknowledge.
 
-    They include entries that cannot be read, or that were trimmed before they were read.
+    They include entries that cannot be read, or that were trimmed before they were read. `batches`
+    are the ends of batches among them, which readers of requests pass over.
     """
 
     ends: Sequence[End]
     positions: Sequence[str]
+    batches: Sequence[BatchEnd] = ()
 
 
 class Telling(Shard):
@@ -63,7 +65,7 @@ class Telling(Shard):
     def told(self, *, after: str, block_seconds: float | None = None) -> list[End]:
         """The ends after a cursor, in order; waits for one as `read_output` does.
 
-        Leaves unreadable entries out.
+        Leaves out the ends of batches, and entries that cannot be read.
         """
         block = at_most(block_seconds, self._longest_block)
         return self._run(told(self.keys, after=after, block_seconds=block))
@@ -91,10 +93,16 @@ class Telling(Shard):
 
 def told(keys: Keys, *, after: str, block_seconds: float | None) -> Procedure[list[End]]:
     """See `Telling.told`."""
-    (reply,) = yield read_streams(
-        {keys.ends: after}, count=MAX_TOLD_PER_READ, block_seconds=block_seconds
-    )
-    return list(_delivery(_entries(reply)).ends)
+    while True:
+        (reply,) = yield read_streams(
+            {keys.ends: after}, count=MAX_TOLD_PER_READ, block_seconds=block_seconds
+        )
+        found = _delivery(_entries(reply))
+        if found.ends or not found.positions:
+            return list(found.ends)
+        # Only what is passed over, which must not end the wait: a reader's cursor is at an end of a
+        # request, so the next read would find the same again.
+        after = found.positions[-1]
 
 
 def deliver(
@@ -167,13 +175,16 @@ def _entries(reply: Any) -> list[Any]:
 
 
 def _delivery(entries: Iterable[Any]) -> Delivery:
-    ends, positions = list[End](), list[str]()
+    ends, batches, positions = list[End](), list[BatchEnd](), list[str]()
     for entry_id, fields in entries:
         positions.append(entry_id.decode())
         # A trimmed entry has no fields.
         if fields:
             try:
-                ends.append(End.from_entry(entry_id, fields))
+                if BatchEnd.is_in(fields):
+                    batches.append(BatchEnd.from_entry(entry_id, fields))
+                else:
+                    ends.append(End.from_entry(entry_id, fields))
             except ProtocolError as error:
                 _log.warning("left out: %s", error)
-    return Delivery(ends, positions)
+    return Delivery(ends, positions, batches)

@@ -1,4 +1,4 @@
-"""The ends of a queue: one entry of the stream `ends` for each request that has ended."""
+"""The ends of a queue: one entry of the stream `ends` for each request and batch that has ended."""
 
 from __future__ import annotations
 
@@ -60,6 +60,50 @@ class End:
                 ended_at=ended_ms / 1000,
                 model=completion.model,
                 error=completion.error,
+            )
+        except (KeyError, ValueError) as error:
+            raise ProtocolError(f"the end {entry_id!r} is damaged: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEnd:
+    """One batch over HTTP has ended. The rest is in its record, as long as that is kept.
+
+    `status` is completed, failed, expired or cancelled. `total` counts the lines, and is 0 if the
+    input was refused; `completed` and `failed` count those with a result and with an error. Times
+    are as in `End`.
+    """
+
+    position: str
+    batch_id: str
+    tenant: str
+    status: str
+    total: int
+    completed: int
+    failed: int
+    created_at: float
+    ended_at: float
+
+    @staticmethod
+    def is_in(fields: Mapping[bytes, bytes]) -> bool:
+        """Whether an entry tells the end of a batch, and not that of a request."""
+        return b"batch" in fields
+
+    @classmethod
+    def from_entry(cls, entry_id: bytes, fields: Mapping[bytes, bytes]) -> BatchEnd:
+        """Reads an entry. ProtocolError when it is not one of ours."""
+        try:
+            ended_ms, _ = split_entry_id(entry_id)
+            return cls(
+                position=entry_id.decode(),
+                batch_id=fields[b"batch"].decode(),
+                tenant=fields[b"tenant"].decode(),
+                status=fields[b"state"].decode(),
+                total=int(fields[b"total"]),
+                completed=int(fields[b"completed"]),
+                failed=int(fields[b"failed"]),
+                created_at=int(fields[b"submitted_ms"]) / 1000,
+                ended_at=ended_ms / 1000,
             )
         except (KeyError, ValueError) as error:
             raise ProtocolError(f"the end {entry_id!r} is damaged: {error!r}") from error

@@ -242,7 +242,7 @@ def free_batches(keys: Keys, *, count: int) -> Procedure[list[str]]:
 def claim_batch(keys: Keys, batch_id: str, *, lease_ms: int) -> Procedure[Hold | None]:
     """The claim of a batch; None if it is held, has ended or is gone."""
     owner = secrets.token_hex(16)
-    names = (keys.batch(batch_id), keys.batch_work)
+    names = (keys.batch(batch_id), keys.batch_work, keys.ends, keys.control)
     epoch = yield from _asked("claim_batch", names, batch_id, owner, lease_ms)
     return Hold(batch_id, int(epoch), owner) if epoch else None
 
@@ -277,7 +277,10 @@ def finish_batch(
     errors: ResultFile,
     fields: Mapping[str, Argument],
 ) -> Procedure[str]:
-    """Ends a batch and publishes its files; the status after that, empty if the claim is lost."""
+    """Ends a batch, tells its end and publishes its files.
+
+    Returns the status after that, empty if the claim is lost.
+    """
     names = (
         keys.batch(hold.batch_id),
         keys.batch_work,
@@ -287,6 +290,8 @@ def finish_batch(
         keys.files(record.tenant),
         keys.file(output.file_id),
         keys.file(errors.file_id),
+        keys.ends,
+        keys.control,
     )
     proof = (hold.batch_id, hold.epoch, hold.owner)
     files = (output.file_id, output.num_bytes, errors.file_id, errors.num_bytes)

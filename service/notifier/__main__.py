@@ -35,10 +35,11 @@ def _run() -> int:
         configure_logs(level=settings.log_level, style=settings.log_format)
         warn_of_settings(NotifierSettings.unknown_variables(os.environ))
         endpoints = read_endpoints(settings.endpoints_file, allows_http=settings.allows_http)
+        notifier = Notifier(settings, endpoints)
     except ConfigurationError as error:
         sys.stderr.write(f"configuration: {error}\n")
         return EXIT_USAGE
-    asyncio.run(Notifier(settings, endpoints).run())
+    asyncio.run(notifier.run())
     return 0
 
 

@@ -27,6 +27,11 @@ class Circuits:
         self._clock = clock
         self._circuits: dict[str, _Circuit] = {}
 
+    @property
+    def num_open(self) -> int:
+        """How many endpoints are left alone now. May be called from another thread."""
+        return sum(circuit.failures >= FAILURES for circuit in [*self._circuits.values()])
+
     def pause_of(self, tenant: str) -> float:
         """Seconds until an attempt may be made; 0 for now.
 

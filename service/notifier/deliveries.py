@@ -38,7 +38,8 @@ end
 return 1
 """
 
-# KEYS due; ARGV lease in ms, count. Returns the time, and what is due, leased to the caller.
+# KEYS due; ARGV lease in ms, count. Returns the time, what is due, leased to the caller, how many
+# are due beside these, and how many there are.
 _TAKE = """
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
@@ -46,7 +47,8 @@ local ids = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, ARGV[2
 for _, id in ipairs(ids) do
   redis.call('ZADD', KEYS[1], string.format('%.0f', now + tonumber(ARGV[1])), id)
 end
-return { string.format('%.0f', now), ids }
+local due = redis.call('ZCOUNT', KEYS[1], '-inf', now)
+return { string.format('%.0f', now), ids, due, redis.call('ZCARD', KEYS[1]) }
 """
 
 # KEYS due, webhook; ARGV member of due, pause in ms, attempts to add. One that was posted meanwhile
@@ -86,6 +88,15 @@ class Pending:
     age_seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What one look has leased, the webhooks that are due beside it, and all that wait."""
+
+    pending: Sequence[Pending] = ()
+    num_due: int = 0
+    num: int = 0
+
+
 class Deliveries:
     """The webhooks of one shard. All methods may raise RedisError, and may be repeated."""
 
@@ -109,9 +120,9 @@ class Deliveries:
         arguments: list[Any] = [member, event.tenant, event.body, event.created_ms]
         return bool(await self._add(keys, [*arguments, self._most, self._life_ms]))
 
-    async def take(self, *, count: int, lease_seconds: float) -> Sequence[Pending]:
+    async def take(self, *, count: int, lease_seconds: float) -> Taken:
         """Leases webhooks that are due, the oldest first."""
-        now, members = await self._take([self._due], [int(lease_seconds * 1000), count])
+        now, members, due, num = await self._take([self._due], [int(lease_seconds * 1000), count])
         found = []
         for member in members:
             tenant, _, webhook_id = member.decode().partition(":")
@@ -123,7 +134,7 @@ class Deliveries:
             age_seconds = (int(now) - int(fields[b"created_ms"])) / 1000
             attempts, body = int(fields.get(b"attempts", 0)), fields[b"body"].decode()
             found.append(Pending(webhook_id, tenant, body, attempts, age_seconds))
-        return found
+        return Taken(found, int(due), int(num))
 
     async def defer(self, pending: Pending, *, seconds: float, was_tried: bool) -> None:
         """Makes a webhook due after a pause."""

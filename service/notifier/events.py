@@ -5,17 +5,23 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from typing import Any
 
+from quire.openai.responses.call import RESPONSE_ID
+from quire.openai.responses.resource import status_at_end
 from quire.records import State
-from quire.wire.ends import End
+from quire.wire.ends import BatchEnd, End
 
+#: The types by what has ended. Those of responses and batches are the ones of OpenAI's API.
+REQUEST_EVENTS = (*("request.completed", "request.failed", "request.cancelled", "request.expired"),)
+RESPONSE_EVENTS = (
+    *("response.completed", "response.failed", "response.cancelled", "response.incomplete"),
+)
+BATCH_EVENTS = ("batch.completed", "batch.failed", "batch.expired", "batch.cancelled")
 GROUP_ENDED = "group.ended"
 
 #: Every type of a webhook.
-EVENTS = (
-    *("request.completed", "request.failed", "request.cancelled", "request.expired"),
-    GROUP_ENDED,
-)
+EVENTS = (*REQUEST_EVENTS, *RESPONSE_EVENTS, *BATCH_EVENTS, GROUP_ENDED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +36,16 @@ class Event:
 
 
 def event_of(end: End, *, queue: str) -> Event:
-    """The webhook of an end.
+    """The webhook of the end of a request, or of a response.
 
-    Its id is a function of queue, request id and state. So a request that ends again after a loss
-    of Redis has the same id, and one that was requeued and ends in another state has another.
+    Its id is a function of queue, request id and how it ended. So a request that ends again after a
+    loss of Redis has the same id, and one that was requeued and ends otherwise has another.
     """
-    kind = f"request.{end.state}"
+    is_response = RESPONSE_ID.fullmatch(end.request_id) is not None
+    ending = status_at_end(end) if is_response else str(end.state)
+    kind = f"{'response' if is_response else 'request'}.{ending}"
     data = {
+        **({"id": end.request_id} if is_response else {}),
         "queue": queue,
         "request_id": end.request_id,
         "group": end.group,
@@ -46,7 +55,17 @@ def event_of(end: End, *, queue: str) -> Event:
         "usage": asdict(end.usage),
         "error": asdict(end.error) if end.error else None,
     }
-    return _event(end, kind, data, parts=(queue, end.request_id, str(end.state)))
+    parts = (queue, end.request_id, ending)
+    return _event(kind, data, tenant=end.tenant, ended_at=end.ended_at, parts=parts)
+
+
+def event_of_batch(end: BatchEnd, *, queue: str) -> Event:
+    """The webhook of the end of a batch; see `event_of` for its id."""
+    counts = {"total": end.total, "completed": end.completed, "failed": end.failed}
+    data = {"id": end.batch_id, "queue": queue, "status": end.status, "request_counts": counts}
+    parts = (queue, end.batch_id, "batch", end.status)
+    kind = f"batch.{end.status}"
+    return _event(kind, data, tenant=end.tenant, ended_at=end.ended_at, parts=parts)
 
 
 def event_of_group(end: End, counts: Mapping[State, int], *, queue: str) -> Event:
@@ -62,12 +81,23 @@ def event_of_group(end: End, counts: Mapping[State, int], *, queue: str) -> Even
         "counts": {str(state): count for state, count in sorted(counts.items())},
     }
     parts = (queue, end.group, "group", str(sum(counts.values())))
-    return _event(end, GROUP_ENDED, data, parts=parts)
+    return _event(GROUP_ENDED, data, tenant=end.tenant, ended_at=end.ended_at, parts=parts)
 
 
-def _event(end: End, kind: str, data: Mapping[str, object], *, parts: tuple[str, ...]) -> Event:
-    created_ms = round(end.ended_at * 1000)
-    moment = datetime.fromtimestamp(end.ended_at, UTC).isoformat(timespec="milliseconds")
-    body = json.dumps({"type": kind, "timestamp": moment.replace("+00:00", "Z"), "data": data})
+def _event(
+    kind: str, data: Mapping[str, Any], *, tenant: str, ended_at: float, parts: tuple[str, ...]
+) -> Event:
+    created_ms = round(ended_at * 1000)
+    moment = datetime.fromtimestamp(ended_at, UTC).isoformat(timespec="milliseconds")
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
-    return Event(f"msg_{digest}", end.tenant, kind, body, created_ms)
+    webhook_id = f"msg_{digest}"
+    # Standard Webhooks has type, timestamp and data, and OpenAI's events the others.
+    body = {
+        "id": webhook_id,
+        "object": "event",
+        "created_at": created_ms // 1000,
+        "type": kind,
+        "timestamp": moment.replace("+00:00", "Z"),
+        "data": data,
+    }
+    return Event(webhook_id, tenant, kind, json.dumps(body), created_ms)

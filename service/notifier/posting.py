@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
 
@@ -12,6 +13,14 @@ from service.notifier.endpoints import Endpoint
 
 #: The most bytes of an answer that are read; more end the connection.
 MAX_ANSWER_BYTES = 16 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an endpoint has not taken a webhook. `kind`: status, timeout or connection."""
+
+    kind: str
+    reason: str
 
 
 class Poster:
@@ -38,17 +47,17 @@ class Poster:
     ) -> None:
         await self._pool.aclose()
 
-    async def post(self, endpoint: Endpoint, webhook_id: str, body: str) -> str | None:
-        """Posts a webhook once. None if the endpoint took it, else the reason why not."""
+    async def post(self, endpoint: Endpoint, webhook_id: str, body: str) -> Failure | None:
+        """Posts a webhook once. None if the endpoint took it."""
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 status = await self._post(endpoint, webhook_id, body)
         except TimeoutError:
-            return f"no answer within {self._timeout_seconds:g} s"
+            return Failure("timeout", f"no answer within {self._timeout_seconds:g} s")
         except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException,
                 httpcore2.UnsupportedProtocol, OSError) as error:  # fmt: skip
-            return f"{type(error).__name__}: {error}"[:200]
-        return None if 200 <= status < 300 else f"status {status}"
+            return Failure("connection", f"{type(error).__name__}: {error}"[:200])
+        return None if 200 <= status < 300 else Failure("status", f"status {status}")
 
     async def _post(self, endpoint: Endpoint, webhook_id: str, body: str) -> int:
         now = datetime.now(UTC)

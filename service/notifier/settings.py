@@ -25,6 +25,9 @@ from service.settings.reading import (
 )
 from service.settings.sources import read_environment
 
+#: The next port after that of the batcher.
+NOTIFIER_PORT = 10_404
+
 
 class NotifierSettings(ProcessSettings):
     """All settings of a notifier."""
@@ -85,6 +88,21 @@ class NotifierSettings(ProcessSettings):
         default=10_000,
         ge=1,
         le=1_000_000,
+    )
+    take_over_seconds: float = setting(
+        "Webhooks",
+        "After so long another notifier keeps the webhooks of ends that one has only read.",
+        default=30.0,
+        ge=0.1,
+        le=3600.0,
+    )
+    http_host: str = setting("Observability", "Address of the HTTP server.", default="127.0.0.1")
+    http_port: int = setting(
+        "Observability",
+        "Port of `/livez`, `/readyz` and `/metrics`; 0 takes a free one and logs it.",
+        default=NOTIFIER_PORT,
+        ge=0,
+        le=65_535,
     )
     log_level: LogLevel = setting("Observability", LOG_LEVEL_TEXT, default="info")
     log_format: LogFormat = setting("Observability", LOG_FORMAT_TEXT, default="auto")

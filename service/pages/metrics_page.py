@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from service.batcher.register import BATCHER_REGISTER
 from service.exporter.register import EXPORTER_REGISTER
 from service.gateway.register import GATEWAY_REGISTER
+from service.notifier.register import NOTIFIER_REGISTER
 from service.observe.register import REGISTER
 from service.settings.families import Family
 
@@ -79,6 +80,12 @@ def render_markdown() -> str:
         "Exported by each `python -m service.batcher` about itself and the batches of the queue.",
         "",
         *_table(BATCHER_REGISTER),
+        "",
+        "## Notifier",
+        "",
+        "Exported by each `python -m service.notifier` about itself and the webhooks of the queue.",
+        "",
+        *_table(NOTIFIER_REGISTER),
     ]
     return "\n".join(lines) + "\n"
 

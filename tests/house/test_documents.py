@@ -20,6 +20,8 @@ from service.exporter.register import exporter_families
 from service.exporter.settings import ExporterSettings
 from service.gateway.register import gateway_families
 from service.gateway.settings import GatewaySettings
+from service.notifier.register import notifier_families
+from service.notifier.settings import NotifierSettings
 from service.observe.register import families
 from service.settings.config import Settings
 from service.settings.show import own_parser
@@ -140,6 +142,7 @@ def known_variables() -> frozenset[str]:
     settings += [f"QUIRE_EXPORTER_{name.upper()}" for name in ExporterSettings.model_fields]
     settings += [f"QUIRE_GATEWAY_{name.upper()}" for name in GatewaySettings.model_fields]
     settings += [f"QUIRE_BATCHER_{name.upper()}" for name in BatcherSettings.model_fields]
+    settings += [f"QUIRE_NOTIFIER_{name.upper()}" for name in NotifierSettings.model_fields]
     return frozenset([*read, *settings, *(f"{name}_FILE" for name in settings)])
 
 
@@ -148,7 +151,8 @@ def unknown_variables(text: str, folder: Path) -> list[str]:
 
 
 def unknown_metrics(text: str, folder: Path) -> list[str]:
-    known = families() | exporter_families() | gateway_families() | batcher_families()
+    known = families() | exporter_families() | gateway_families()
+    known |= batcher_families() | notifier_families()
     named = set(re.findall(r"\bquire_[a-z_]+[a-z]\b", text))
     return sorted(name for name in named if name not in known and SERIES.sub("", name) not in known)
 

@@ -15,6 +15,8 @@ import urllib.request
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -133,11 +135,13 @@ def running_stack(folder: Path) -> Iterator[tuple[Prometheus, Load]]:
         worker_port = stack.enter_context(_worker(redis.url, folder))
         gateway_port = stack.enter_context(_gateway(redis.url, folder))
         batcher_port = stack.enter_context(_batcher(redis.url, folder))
+        notifier_port = stack.enter_context(_notifier(redis.url, folder))
         ports = {
             "quire-worker": worker_port,
             "quire-exporter": exporter_port,
             "quire-gateway": gateway_port,
             "quire-batcher": batcher_port,
+            "quire-notifier": notifier_port,
         }
         prometheus = stack.enter_context(running_prometheus(ports, folder))
         load = stack.enter_context(Load(redis.url, gateway_port))
@@ -197,6 +201,46 @@ def _batcher(redis_url: str, folder: Path) -> Iterator[int]:
 
 
 @contextmanager
+def _notifier(redis_url: str, folder: Path) -> Iterator[int]:
+    """`python -m service.notifier`, ready, with an endpoint that takes everything; its port."""
+    port = _free_port()
+    receiver = ThreadingHTTPServer(("127.0.0.1", 0), _Receiver)
+    threading.Thread(target=receiver.serve_forever, daemon=True).start()
+    (folder / "endpoints.toml").write_text(
+        f'[[endpoints]]\ntenant = "default"\nurl = "http://127.0.0.1:{receiver.server_port}"\n'
+        f'secrets = ["whsec_{"A" * 32}"]\n',
+        encoding="utf-8",
+    )
+    variables = {
+        "QUIRE_NOTIFIER_HTTP_PORT": str(port),
+        "QUIRE_NOTIFIER_ENDPOINTS_FILE": str(folder / "endpoints.toml"),
+        "QUIRE_NOTIFIER_ALLOWED_NETWORKS": "127.0.0.0/8",
+        "QUIRE_NOTIFIER_ALLOWS_HTTP": "true",
+    }
+    ready = f"http://127.0.0.1:{port}/readyz"
+    try:
+        with _python(
+            "service.notifier", variables, redis_url=redis_url, ready=ready, folder=folder
+        ):
+            yield port
+    finally:
+        receiver.shutdown()
+        receiver.server_close()
+
+
+class _Receiver(BaseHTTPRequestHandler):
+    """Takes every webhook."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+@contextmanager
 def _python(
     module: str, variables: dict[str, str], *, redis_url: str, ready: str, folder: Path
 ) -> Iterator[None]:
@@ -228,7 +272,8 @@ def running_prometheus(ports: dict[str, int], folder: Path) -> Iterator[Promethe
 
     Each job of `ports` has one known target instead of those it would look for. No other job runs.
     """
-    configuration = load_yaml(PROMETHEUS / "prometheus.yml")
+    # A copy, because other tests read the same objects.
+    configuration = deepcopy(load_yaml(PROMETHEUS / "prometheus.yml"))
     configuration["global"] = dict.fromkeys(configuration["global"], "1s")
     configuration["rule_files"] = [str(PROMETHEUS / rules) for rules in configuration["rule_files"]]
     jobs = {job["job_name"]: job for job in configuration["scrape_configs"]}

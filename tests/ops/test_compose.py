@@ -9,6 +9,8 @@ from service.batcher.settings import BATCHER_PORT, load_batcher_settings
 from service.exporter.settings import load_exporter_settings
 from service.gateway.http.server import CLOSE_SECONDS
 from service.gateway.settings import GATEWAY_PORT, load_gateway_settings
+from service.notifier.endpoints import read_endpoints
+from service.notifier.settings import NOTIFIER_PORT, load_notifier_settings
 from service.settings.config import Settings, load_settings
 from tests.ops.checkout import COMPOSE_FILE, ROOT, load_yaml, program, run
 
@@ -19,7 +21,7 @@ NATIVE_WORKERS = ["worker-cpu", "worker-gpu"]
 VLLM_WORKERS = ["worker-vllm", "worker-vllm-cpu"]
 WORKERS = [*NATIVE_WORKERS, *VLLM_WORKERS]
 #: Services of our own image.
-OURS = [*WORKERS, "exporter", "gateway", "batcher"]
+OURS = [*WORKERS, "exporter", "gateway", "batcher", "notifier"]
 #: Longer than a worker needs after its drain, to release requests and commit the last tokens.
 AFTER_DRAIN_SECONDS = 30
 
@@ -202,6 +204,26 @@ def test_the_batcher_understands_its_environment_and_shares_the_gateways_files(e
     assert str(settings.files_folder) == folder == "/files"
 
 
+def test_the_notifier_understands_its_environment_and_reads_the_file_of_endpoints(
+    enter, monkeypatch
+):
+    for key, text in re.findall(r"(QUIRE_\w+)=(\S+)", DOCKERFILE.read_text(encoding="utf-8")):
+        monkeypatch.setenv(key, text)
+    enter("notifier")
+
+    settings = load_notifier_settings([])
+
+    service = SERVICES["notifier"]
+    assert settings.connection_url == "redis://:as%20in%20the%20file@redis:6379/0"
+    assert (settings.http_host, settings.http_port) == ("0.0.0.0", NOTIFIER_PORT)
+    assert seconds(service["stop_grace_period"]) > settings.post_timeout_seconds
+    assert service["image"] == SERVICES["worker-cpu"]["image"]
+    (mount,) = service["volumes"]
+    assert mount.endswith(f":{settings.endpoints_file.parent}:ro")
+    (folder,) = bind_sources(service)
+    assert read_endpoints(folder / settings.endpoints_file.name, allows_http=False) == {}
+
+
 def test_profiles_choose_the_device():
     assert {name: SERVICES[name].get("profiles") for name in SERVICES} == {
         "redis": None,
@@ -212,6 +234,7 @@ def test_profiles_choose_the_device():
         "exporter": None,
         "gateway": ["gateway"],
         "batcher": ["batcher"],
+        "notifier": ["notifier"],
         "prometheus": None,
         "grafana": None,
     }

@@ -9,6 +9,7 @@ from ops.grafana import generate
 from service.batcher.register import batcher_families
 from service.exporter.register import exporter_families
 from service.gateway.register import gateway_families
+from service.notifier.register import notifier_families
 from service.observe.register import families
 from tests.ops.checkout import alerts, load_dashboard, panel_queries, panels
 from tests.ops.promql import RATE_INTERVAL, family_name, matchers, nodes, parse, selectors
@@ -27,7 +28,8 @@ PROCESS_COUNTERS = {"process_cpu_seconds_total"}
 
 
 def is_counter(selector: VectorSelector) -> bool:
-    registered = families() | exporter_families() | gateway_families() | batcher_families()
+    registered = families() | exporter_families() | gateway_families()
+    registered |= batcher_families() | notifier_families()
     name = family_name(selector.name, registered)
     if name not in registered:
         return name in PROCESS_COUNTERS
@@ -53,7 +55,7 @@ def forgets_the_choice(expr: str) -> bool:
     """Whether a selector is not limited to what was chosen.
 
     That is jobs and instances of workers, queues where the exporter is asked, and gateways. There
-    is no choice of batchers.
+    is no choice of batchers and notifiers.
     """
     # "$job" reads ".*" once the variables are replaced.
     workers = {("job", "=~", ".*"), ("instance", "=~", ".*")}
@@ -65,6 +67,8 @@ def forgets_the_choice(expr: str) -> bool:
             return queues if "queue" in exporter_families()[name].labels else set()
         if name in batcher_families():
             return {("job", "=", "quire-batcher")}
+        if family_name(name, notifier_families()) in notifier_families():
+            return {("job", "=", "quire-notifier")}
         return gateways if name.startswith("quire_gateway_") else workers
 
     chosen = [(wanted_of(selector.name), set(matchers(selector))) for selector in selectors(expr)]
@@ -118,6 +122,7 @@ def test_the_dashboard_has_its_rows():
         "Publish",
         "Gateways",
         "Batches",
+        "Webhooks",
     ]
 
 

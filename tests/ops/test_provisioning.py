@@ -123,6 +123,16 @@ def test_prometheus_finds_every_batcher_by_its_name_and_port():
     assert f":{discovery['port']}/readyz" in " ".join(SERVICES[name]["healthcheck"]["test"])
 
 
+def test_prometheus_finds_every_notifier_by_its_name_and_port():
+    (job,) = [job for job in SCRAPE["scrape_configs"] if job["job_name"] == "quire-notifier"]
+    (discovery,) = job["dns_sd_configs"]
+
+    (name,) = discovery["names"]
+    assert SERVICES[name]["command"] == ["python", "-m", "service.notifier"]
+    assert SERVICES[name]["environment"]["QUIRE_NOTIFIER_HTTP_PORT"] == str(discovery["port"])
+    assert f":{discovery['port']}/readyz" in " ".join(SERVICES[name]["healthcheck"]["test"])
+
+
 def test_the_stack_uses_the_ports_that_are_the_defaults_everywhere():
     image = (ROOT / "ops" / "Dockerfile").read_text(encoding="utf-8")
     page = (ROOT / "docs" / "how-to" / "operate.md").read_text(encoding="utf-8")

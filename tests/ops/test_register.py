@@ -10,12 +10,15 @@ from promql_parser import VectorSelector
 from service.batcher.register import batcher_families
 from service.exporter.register import exporter_families
 from service.gateway.register import gateway_families
+from service.notifier.register import notifier_families
 from service.observe.register import families
 from service.settings.families import Family
 from tests.ops.checkout import load_dashboard, panel_queries, panels, rules
 from tests.ops.promql import HISTOGRAM_SUFFIXES, family_name, matchers, selectors
 
-FAMILIES = families() | exporter_families() | gateway_families() | batcher_families()
+FAMILIES = (
+    families() | exporter_families() | gateway_families() | batcher_families() | notifier_families()
+)
 RECORDED = {rule["record"] for rule in rules() if "record" in rule}
 #: Not ours: written by Prometheus itself, and by every process that has its client library.
 FOREIGN = {

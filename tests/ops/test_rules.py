@@ -49,7 +49,7 @@ def test_a_scenario_that_is_wrong_would_be_noticed(tmp_path):
     path = PROMETHEUS / "tests" / "workers.yml"
     text = path.read_text(encoding="utf-8")
     wrong = tmp_path / "tests" / path.name
-    # One file of four: promtool takes seconds for all of them.
+    # One file of several: promtool takes seconds for all of them.
     wrong.write_text(text.replace("severity: page", "severity: ticket"), encoding="utf-8")
 
     result = run(program("promtool"), "test", "rules", wrong)

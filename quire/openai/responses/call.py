@@ -7,6 +7,7 @@ its input, and continue it, from the record and the log alone.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,10 @@ from quire.wire.codec import pack, unpack_map
 
 #: The ids of responses: this, and the name of the response. They are ids of requests, too.
 ID_PREFIX = "resp_"
+
+#: The length of the name, and the form of the ids that a gateway gives.
+NAME_LENGTH = 32
+RESPONSE_ID = re.compile(rf"{ID_PREFIX}[0-9a-f]{{{NAME_LENGTH}}}")
 
 #: The version of what is kept.
 KEPT_VERSION = 1

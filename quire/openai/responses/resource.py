@@ -10,6 +10,7 @@ from typing import Any
 
 from quire.openai.responses.call import Kept
 from quire.openai.responses.fields import path_in_response
+from quire.wire.ends import End
 from quire.wire.output import Completion, FinishReason, State
 
 #: The states of a request that has not ended -> the status of its response.
@@ -46,8 +47,8 @@ def resource(
     }
 
 
-def status_at_end(end: Completion) -> str:
-    """The status of a response with this terminal record."""
+def status_at_end(end: Completion | End) -> str:
+    """The status of a response with this terminal record, or this end."""
     if end.state is State.COMPLETED:
         return "incomplete" if end.finish_reason is FinishReason.LENGTH else "completed"
     return "cancelled" if end.state is State.CANCELLED else "failed"

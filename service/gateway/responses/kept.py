@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from quire.client.async_client import AsyncClient
 from quire.client.following import MAX_READINGS
 from quire.errors import InvalidRequest, OutputRewound, QuireError, ResultExpired, UnknownRequest
-from quire.openai.responses.call import ID_PREFIX, Kept
+from quire.openai.responses.call import RESPONSE_ID, Kept
 from quire.openai.responses.events import Event, OutputEvents
 from quire.openai.responses.items import as_input
 from quire.openai.responses.resource import STATUS_OF, resource
@@ -20,10 +19,6 @@ from service.gateway.callers import Caller
 from service.gateway.idempotency import CallRecord
 from service.gateway.refusals import Refusal, Refused
 from service.gateway.responses.log import ResponseLog
-
-#: The part of an id after its prefix, and the form of the ids that a gateway gives.
-NAME_LENGTH = 32
-_ID = re.compile(rf"{ID_PREFIX}[0-9a-f]{{{NAME_LENGTH}}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +44,7 @@ class KeptResponses:
 
         UnknownRequest if there is none, if it was not stored, or if it is another tenant's.
         """
-        if not _ID.fullmatch(response_id):
+        if not RESPONSE_ID.fullmatch(response_id):
             raise UnknownRequest(response_id)
         data = await self._client.kept(response_id)
         status = await self._client.status(response_id)

@@ -15,7 +15,13 @@ from typing import Any
 from quire.client.async_client import AsyncClient
 from quire.errors import InvalidRequest, QuireError, RequestFailed
 from quire.openai.requests import OpenAIRequest
-from quire.openai.responses.call import ID_PREFIX, Kept, ResponseCall, call_of
+from quire.openai.responses.call import (
+    ID_PREFIX,
+    NAME_LENGTH,
+    Kept,
+    ResponseCall,
+    call_of,
+)
 from quire.openai.responses.fields import Fields, path_in_response
 from quire.openai.tools.reasoning import ReasoningSetting
 from service.gateway.callers import Caller
@@ -24,7 +30,7 @@ from service.gateway.models import Models
 from service.gateway.queue import DEFAULT_TENANT, Queue
 from service.gateway.refusals import Refused, key_reused
 from service.gateway.requests import QueueOptions, with_tier
-from service.gateway.responses.kept import NAME_LENGTH, KeptResponses
+from service.gateway.responses.kept import KeptResponses
 
 #: Fields of a body that change how the answer is sent and not what is generated.
 _SENDING_FIELDS = ("stream", "stream_options")

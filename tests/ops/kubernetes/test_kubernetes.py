@@ -280,8 +280,8 @@ def test_disruptions_take_one_pod_at_a_time():
 def test_the_operator_scrapes_as_prometheus_does_in_compose():
     own = load_yaml(PROMETHEUS / "prometheus.yml")
     times = (own["global"]["scrape_interval"], own["global"]["scrape_timeout"])
-    # The manifests have no batcher.
-    others = {"prometheus", "quire-batcher"}
+    # The manifests have neither batcher nor notifier.
+    others = {"prometheus", "quire-batcher", "quire-notifier"}
     jobs = {job["job_name"] for job in own["scrape_configs"]} - others
     pods = of_kind("production", "PodMonitor")["quire"]["spec"]
     gateways = of_kind("production", "ServiceMonitor")["quire-gateway"]["spec"]

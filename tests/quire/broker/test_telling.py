@@ -2,6 +2,7 @@
 
 import pytest
 
+from quire.broker.telling import MAX_TOLD_PER_READ
 from quire.errors import UnknownRequest
 from quire.keys import Keys
 from quire.records import ErrorInfo, FinishReason, State, Usage
@@ -149,6 +150,22 @@ def test_an_entry_that_is_no_end_is_left_out(broker, connection, caplog):
     assert "left out" in caplog.text
     delivery = broker.deliver("sinks", "one")
     assert (delivery.ends, len(delivery.positions)) == ([], 1)
+
+
+def test_the_ends_of_batches_are_passed_over_and_do_not_end_a_wait(broker, connection):
+    fields = {"tenant": "t", "state": "failed", "submitted_ms": 7, "total": 3, "completed": 1}
+    for number in range(MAX_TOLD_PER_READ + 1):
+        connection.xadd(broker.keys.ends, fields | {"batch": f"batch_{number}", "failed": 2})
+    assert told(broker) == []
+    assert broker.told(after="0-0", block_seconds=0.01) == []
+    broker.submit(make_request(id="a"))
+    broker.cancel("a")
+    assert told(broker) == [("a", "cancelled", FinishReason.CANCELLED)]
+    delivery = broker.deliver("sinks", "one")
+    assert (len(delivery.positions), len(delivery.batches)) == (MAX_TOLD_PER_READ,) * 2
+    first = delivery.batches[0]
+    assert (first.batch_id, first.tenant, first.status) == ("batch_0", "t", "failed")
+    assert (first.total, first.completed, first.failed, first.created_at) == (3, 1, 2, 0.007)
 
 
 def ended(broker, *names):

@@ -159,6 +159,55 @@ def test_the_end_of_a_batch_is_written_once_and_can_be_asked_for_again(records):
     assert records.claim() is None
 
 
+def told(records: Records) -> list[tuple[str, str]]:
+    """Batch and state of the ends that the queue has told."""
+    entries = records.connection.xrange(records.keys.ends)
+    return [(fields[b"batch"].decode(), fields[b"state"].decode()) for _, fields in entries]
+
+
+def test_the_end_of_a_batch_is_told_once_by_the_script_that_ends_it(records):
+    records.upload()
+    records.create()
+    hold = records.claim()
+    assert told(records) == []
+    assert records.finish(hold) == records.finish(hold) == "completed"
+    assert told(records) == [(BATCH, "completed")]
+    records.connection.hset(records.keys.control, "ends", 0)
+    records.upload()
+    records.create(name="batch_2")
+    hold = records.run(ledger.claim_batch(records.keys, "batch_2", lease_ms=60_000))
+    assert records.run(fail_batch(records, hold)) == "failed"
+    assert told(records) == [(BATCH, "completed")], "0 tells none"
+
+
+def fail_batch(records: Records, hold: Hold):
+    return ledger.finish_batch(
+        records.keys,
+        hold,
+        records.record,
+        status="failed",
+        keep_ms=60_000,
+        output_ms=60_000,
+        output=ResultFile(),
+        errors=ResultFile(),
+        fields={},
+    )
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_an_end_that_a_torn_file_lacks_is_told_by_the_next_claim(records, is_lost):
+    records.upload()
+    records.create()
+    records.finish(records.claim())
+    # What a torn file holds: the status, perhaps its end, and nothing after it.
+    records.connection.zadd(records.keys.batch_work, {BATCH: 1})
+    if is_lost:
+        records.connection.delete(records.keys.ends)
+    assert records.claim() is None
+    assert told(records) == [(BATCH, "completed")]
+    assert records.free() == []
+
+
 def test_a_batch_is_created_once_for_its_id(records):
     assert records.create() == "no_file"
     records.upload()

@@ -18,6 +18,8 @@ class Receiver:
 
     def __init__(self) -> None:
         self.got: list[tuple[str, dict]] = []
+        #: The same as they came: body and headers.
+        self.raw: list[tuple[bytes, dict[str, str]]] = []
         self.paths: list[str] = []
         self.answer: Callable[[str], int] = lambda path: 204
         self.headers: dict[str, str] = {}
@@ -58,6 +60,7 @@ class Receiver:
                 assert found == json.loads(data)
                 with receiver.news:
                     receiver.got.append((self.headers["webhook-id"], found))
+                    receiver.raw.append((data, dict(self.headers.items())))
                     receiver.paths.append(self.path)
                     receiver.news.notify_all()
                 status = receiver.answer(self.path)

@@ -3,28 +3,54 @@
 import asyncio
 import re
 import signal
+import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
+from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families
 
 from quire.broker.async_broker import AsyncBroker, connect_async
 from quire.broker.broker import Broker
-from quire.records import State
+from quire.records import FinishReason, State
 from quire.transport.connection import connect
 from quire.transport.local_redis import URL_VARIABLE, LocalRedis
+from quire.wire.ends import BatchEnd
+from service.batches import ledger
+from service.batches.ledger import Ledger, ResultFile
 from service.notifier.circuits import FAILURES, OPEN_SECONDS, Circuits
 from service.notifier.deliveries import Deliveries
 from service.notifier.endpoints import Endpoint
-from service.notifier.events import EVENTS, GROUP_ENDED
-from service.notifier.notifier import GROUP, Intake, pause_after
+from service.notifier.events import (
+    BATCH_EVENTS,
+    EVENTS,
+    GROUP_ENDED,
+    REQUEST_EVENTS,
+    RESPONSE_EVENTS,
+    event_of_batch,
+)
+from service.notifier.intake import GROUP, Intake
+from service.notifier.metrics import NotifierMetrics
+from service.notifier.sending import pause_after
 from service.notifier.settings import NotifierSettings
-from tests.quire.builders import claim_next, make_item, make_request
+from tests.quire.builders import claim_next, make_completion, make_item, make_request
 from tests.quire.conftest import folder_of_new_server
+from tests.service.builders import eventually
 from tests.service.notifier.conftest import SECRET
 
 ROOT = Path(__file__).parents[3]
+
+#: How the request of a response ends.
+ENDINGS = {
+    "response.completed": (State.COMPLETED, FinishReason.EOS),
+    "response.incomplete": (State.COMPLETED, FinishReason.LENGTH),
+    "response.cancelled": (State.CANCELLED, FinishReason.CANCELLED),
+    "response.failed": (State.EXPIRED, FinishReason.DEADLINE),
+}
 
 pytestmark = pytest.mark.real_redis
 
@@ -46,11 +72,13 @@ def start(queue, redis_url, receiver, tmp_path):
         "post-timeout-seconds": "0.5",
         "first-pause-seconds": "0.01",
         "longest-pause-seconds": "0.05",
+        "http-port": "0",
     }
     words = [word for name, value in flags.items() for word in (f"--{name}", value)]
     started = []
 
-    def start():
+    def start(*, http_port="0"):
+        words[-1] = http_port
         command = [sys.executable, "-m", "service.notifier", "--allows-http", *words]
         started.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
         return started[-1]
@@ -121,6 +149,100 @@ def test_the_end_of_a_group_is_told_when_no_member_is_open(queue, receiver, star
     assert completed["usage"] == {"prompt_tokens": 3, "completion_tokens": 3, "cached_tokens": 0}
 
 
+def end_batch(queue, status: str) -> str:
+    """A batch that ends so; returns its id."""
+    records = Ledger(queue.connection, queue.broker.keys.queue)
+    keys, run, batch_id = records.keys, records.run, f"batch_{status}"
+    run(ledger.reserve_file(keys, "file-1", tenant="acme"))
+    run(ledger.publish_file(keys, "file-1", tenant="acme", seconds=60, max_files=9, fields={}))
+    fields = {"endpoint": "/v1/completions", "input_file_id": "file-1", "completion_window": "1m"}
+    run(
+        ledger.create_batch(
+            keys,
+            batch_id,
+            tenant="acme",
+            digest="d",
+            input_file_id="file-1",
+            window_ms=60_000,
+            max_open=9,
+            max_records=9,
+            fields=fields,
+        )
+    )
+    hold = run(ledger.claim_batch(keys, batch_id, lease_ms=60_000))
+    record = run(ledger.read_batch(keys, batch_id))
+    none = ResultFile()
+    run(
+        ledger.finish_batch(
+            keys,
+            hold,
+            record,
+            status=status,
+            keep_ms=60_000,
+            output_ms=60_000,
+            output=none,
+            errors=none,
+            fields={"total": 5, "completed": 3, "failed": 2},
+        )
+    )
+    return batch_id
+
+
+def test_openais_client_reads_the_ends_of_batches_and_responses(queue, receiver, start):
+    broker = queue.broker
+    names = {kind: f"resp_{number:032x}" for number, kind in enumerate(RESPONSE_EVENTS)}
+    for kind, name in names.items():
+        broker.submit(make_request(id=name, tenant="acme"))
+        claim = claim_next(broker).claim
+        state, reason = ENDINGS[kind]
+        completion = make_completion(name, state=state, finish_reason=reason)
+        broker.commit([replace(make_item(claim, 0, 1), completion=completion)])
+    names |= {kind: end_batch(queue, kind.removeprefix("batch.")) for kind in BATCH_EVENTS}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    start(http_port=str(port))
+    receiver.wait(lambda: len(receiver.got) == len(names))
+    openai = OpenAI(api_key="unused", webhook_secret=SECRET)
+    events = [openai.webhooks.unwrap(body, headers) for body, headers in receiver.raw]
+    assert {event.type: event.data.id for event in events} == names
+    assert [event.id for event in events] == receiver.ids
+    assert all(type(event).__name__.endswith("WebhookEvent") for event in events)
+    bodies = {body["type"]: body for _, body in receiver.got}
+    assert bodies["batch.expired"]["data"]["request_counts"] == {
+        "total": 5,
+        "completed": 3,
+        "failed": 2,
+    }
+
+    def samples() -> dict[str, float]:
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as reply:
+            found = text_string_to_metric_families(reply.read().decode())
+            return {
+                " ".join((one.name, *one.labels.values())): one.value
+                for family in found
+                for one in family.samples
+            }
+
+    # The answer reaches the receiver's side first.
+    eventually(lambda: samples()["quire_notifier_posts_total taken"] == 8, "all are taken")
+    found = samples()
+    assert found["quire_notifier_ends_total kept"] == found["quire_notifier_delay_seconds_count"]
+    assert found["quire_notifier_queue_webhooks due"] == 0
+    for path in ("livez", "readyz"):
+        with urlopen(f"http://127.0.0.1:{port}/{path}", timeout=30) as reply:
+            assert reply.status == 200
+
+
+def test_the_webhook_of_an_end_is_a_function_of_what_ended():
+    batch = BatchEnd("1-0", "batch_1", "acme", "expired", 5, 3, 2, created_at=1.0, ended_at=2.0)
+    again = event_of_batch(replace(batch, position="9-0", ended_at=9.0), queue="q")
+    first = event_of_batch(batch, queue="q")
+    assert first.webhook_id == again.webhook_id
+    others = [replace(batch, status="failed"), replace(batch, batch_id="batch_2")]
+    ids = {event_of_batch(other, queue="q").webhook_id for other in others}
+    assert len({*ids, first.webhook_id, event_of_batch(batch, queue="p").webhook_id}) == 4
+
+
 def test_a_redis_user_of_its_own_may_do_all_this(monkeypatch):
     folder = folder_of_new_server()
     if folder is None:
@@ -141,15 +263,19 @@ def test_a_redis_user_of_its_own_may_do_all_this(monkeypatch):
                 shard = AsyncBroker(own)
                 deliveries = Deliveries(own, shard.keys, most_per_tenant=2, life_ms=1000)
                 endpoint = Endpoint("default", "https://a.example", (), frozenset(EVENTS))
-                intake = Intake([shard], shard, deliveries, {"default": endpoint}, "one")
+                metrics = NotifierMetrics(num_open_circuits=int)
+                endpoints = {"default": endpoint}
+                intake = Intake([shard], shard, deliveries, endpoints, "one", metrics=metrics)
                 await intake.keep(await shard.take_over(GROUP, "one", idle_seconds=0))
                 await intake.keep(await shard.deliver(GROUP, "one"))
                 assert (await shard.delivered(GROUP, "one")).positions == []
                 # The third, the end of the group, was one too many.
-                first, second = await deliveries.take(count=9, lease_seconds=60)
-                assert await deliveries.take(count=9, lease_seconds=60) == []
+                taken = await deliveries.take(count=9, lease_seconds=60)
+                first, second = taken.pending
+                again = await deliveries.take(count=9, lease_seconds=60)
+                assert (again.pending, again.num_due, again.num) == ([], 0, 2)
                 await deliveries.defer(first, seconds=0, was_tried=True)
-                (again,) = await deliveries.take(count=9, lease_seconds=60)
+                (again,) = (await deliveries.take(count=9, lease_seconds=60)).pending
                 assert (again.webhook_id, again.attempts) == (first.webhook_id, 1)
                 for pending in (first, second, second):
                     await deliveries.forget(pending.tenant, pending.webhook_id)
@@ -181,4 +307,5 @@ def test_pauses_grow_to_hours_and_no_further():
 
 def test_the_states_of_requests_are_the_types_of_webhooks():
     ends = {f"request.{state}" for state in State if state.is_terminal}
-    assert {*EVENTS} == ends | {GROUP_ENDED}
+    assert {*REQUEST_EVENTS} == ends
+    assert {*EVENTS} >= ends | {GROUP_ENDED}

@@ -8,7 +8,7 @@ import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from service.notifier.endpoints import Endpoint
-from service.notifier.posting import MAX_ANSWER_BYTES, Poster
+from service.notifier.posting import MAX_ANSWER_BYTES, Failure, Poster
 from tests.service.notifier.conftest import SECRET
 
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)
@@ -44,18 +44,19 @@ def test_a_receiver_with_another_secret_does_not(receiver):
 def test_only_a_success_counts_and_a_redirect_is_not_followed(receiver, status):
     receiver.answer = lambda path: status if path == "/" else 204
     receiver.headers = {"Location": receiver.url + "/elsewhere"}
-    assert post(receiver.url + "/") == f"status {status}"
+    assert post(receiver.url + "/") == Failure("status", f"status {status}")
     assert receiver.paths == ["/"]
 
 
 def test_this_machine_is_no_place_for_webhooks_unless_it_is_allowed(receiver):
-    assert "is not allowed" in post(receiver.url, allowed=())
+    refused = post(receiver.url, allowed=())
+    assert refused.kind == "connection" and "is not allowed" in refused.reason
     assert receiver.got == []
 
 
 def test_an_attempt_ends_in_time(receiver):
     receiver.may_answer.clear()
-    assert post(receiver.url, timeout_seconds=0.2) == "no answer within 0.2 s"
+    assert post(receiver.url, timeout_seconds=0.2) == Failure("timeout", "no answer within 0.2 s")
 
 
 def test_of_a_long_answer_only_the_beginning_is_read(receiver):
@@ -66,4 +67,4 @@ def test_of_a_long_answer_only_the_beginning_is_read(receiver):
 def test_nobody_there_is_a_reason(receiver):
     url = receiver.url
     receiver.close()
-    assert "ConnectError" in post(url)
+    assert "ConnectError" in post(url).reason

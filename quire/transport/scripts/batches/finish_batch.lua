@@ -1,7 +1,7 @@
 -- Ends a batch and publishes its result files, all at once. Only for the claim that holds it.
 --
 -- KEYS: batch, work, ends, open batches by tenant, input file, index of the tenant's files, output
--- file, error file. ARGV: id, epoch, owner, status, ms for which the batch is kept, ms for which
+-- file, error file, ends of the queue, control. ARGV: id, epoch, owner, status, ms for which the batch is kept, ms for which
 -- the result files are kept, id of the output file or empty, its bytes, id of the error file or
 -- empty, its bytes, then fields and values.
 -- Replies the status, or nothing if the claim does not hold the batch.
@@ -37,6 +37,7 @@ publish(KEYS[8], ARGV[9], ARGV[10], ARGV[1] .. '_error.jsonl')
 set_fields(KEYS[1], 11)
 redis.call('HSET', KEYS[1], 'status', status, status .. '_ms', int(now), 'owner', '',
   'output_file_id', ARGV[7], 'error_file_id', ARGV[9])
+tell_batch(ARGV[1], KEYS[1], KEYS[9], KEYS[10])
 redis.call('ZREM', KEYS[2], ARGV[1])
 redis.call('ZADD', KEYS[3], int(now + tonumber(ARGV[5])), 'batch:' .. ARGV[1])
 if redis.call('HINCRBY', KEYS[4], tenant, -1) <= 0 then

@@ -1,0 +1,121 @@
+"""Reads the ends of one shard, and keeps their webhooks in Redis."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import structlog
+from redis.exceptions import RedisError
+
+from quire.broker.async_broker import AsyncBroker
+from quire.broker.telling import Delivery
+from quire.errors import QuireError
+from quire.records import State
+from quire.wire.ends import End
+from service.notifier.deliveries import Deliveries
+from service.notifier.endpoints import Endpoint
+from service.notifier.events import (
+    GROUP_ENDED,
+    Event,
+    event_of,
+    event_of_batch,
+    event_of_group,
+)
+from service.notifier.metrics import NotifierMetrics
+
+#: The consumer group of all notifiers.
+GROUP = "notifier"
+
+#: How long a read of the ends waits.
+READ_SECONDS = 1.0
+
+#: After so long another notifier takes over what one has read and not kept.
+TAKE_OVER_SECONDS = 30.0
+
+#: The pause after an error of Redis.
+AGAIN_SECONDS = 1.0
+
+_log = structlog.get_logger("service.notifier")
+
+
+class Intake:
+    """Reads the ends of one shard, and keeps their webhooks.
+
+    An end is acknowledged after its webhook is kept: so any notifier may die at any moment.
+    """
+
+    def __init__(
+        self,
+        brokers: Sequence[AsyncBroker],
+        broker: AsyncBroker,
+        deliveries: Deliveries,
+        endpoints: Mapping[str, Endpoint],
+        consumer: str,
+        *,
+        metrics: NotifierMetrics,
+        take_over_seconds: float = TAKE_OVER_SECONDS,
+    ) -> None:
+        self._brokers = brokers
+        self._broker = broker
+        self._deliveries = deliveries
+        self._endpoints = endpoints
+        self._consumer = consumer
+        self._metrics = metrics
+        self._take_over_seconds = take_over_seconds
+
+    async def run(self) -> None:
+        """Runs until it is cancelled."""
+        looked = -self._take_over_seconds
+        while True:
+            try:
+                if time.monotonic() - looked >= self._take_over_seconds / 3:
+                    await self.keep(
+                        await self._broker.take_over(
+                            GROUP, self._consumer, idle_seconds=self._take_over_seconds
+                        )
+                    )
+                    looked = time.monotonic()
+                await self.keep(
+                    await self._broker.deliver(GROUP, self._consumer, block_seconds=READ_SECONDS)
+                )
+                self._metrics.note_contact()
+            except (QuireError, RedisError) as error:
+                _log.warning("the ends cannot be read", error=str(error))
+                await asyncio.sleep(AGAIN_SECONDS)
+
+    async def keep(self, delivery: Delivery) -> None:
+        """Keeps the webhooks of these ends, and acknowledges the ends after that."""
+        queue = self._broker.keys.queue
+        for end in delivery.ends:
+            await self._add(event_of(end, queue=queue))
+        for batch in delivery.batches:
+            await self._add(event_of_batch(batch, queue=queue))
+        # One end of each group, the last one, so that the end of the group is found after all.
+        for end in {end.group: end for end in delivery.ends if end.group}.values():
+            await self._end_group(end)
+        await self._broker.acknowledge(GROUP, delivery.positions)
+
+    async def _end_group(self, end: End) -> None:
+        """Keeps the webhook of a group without an open member in any shard."""
+        assert end.group is not None
+        if not self._wants(end.tenant, GROUP_ENDED):
+            return
+        counts = Counter[State]()
+        for broker in self._brokers:
+            counts.update(await broker.group_counts(end.group))
+        if all(state.is_terminal for state in counts):
+            await self._add(event_of_group(end, counts, queue=self._broker.keys.queue))
+
+    async def _add(self, event: Event) -> None:
+        if not self._wants(event.tenant, event.type):
+            self._metrics.count_end("unwanted")
+        elif await self._deliveries.add(event):
+            self._metrics.count_end("kept")
+        else:
+            self._metrics.count_end("dropped")
+            _log.error("a webhook is dropped: too many wait", tenant=event.tenant, type=event.type)
+
+    def _wants(self, tenant: str, kind: str) -> bool:
+        endpoint = self._endpoints.get(tenant)
+        return endpoint is not None and kind in endpoint.events
