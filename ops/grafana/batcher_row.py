@@ -1,17 +1,21 @@
 """Batches over HTTP and the batchers that run them. Each batcher exports its own metrics."""
 
 from ops.grafana.panel import Panel, Row, Target
-from ops.grafana.queries import BATCHERS, largest, rate, total
+from ops.grafana.queries import BATCHERS, QUEUES, largest, rate, total
 
 BATCHER_ROW = Row(
     "Batches",
     [
         Panel(
             title="Batches of the queue",
-            description="Batches that have not ended. free: no batcher holds them.",
+            description="Batches that have not ended. free: no batcher holds them. With a queue: "
+            "as the exporter reads them.",
             unit="short",
             targets=[
-                Target(largest("quire_batcher_queue_batches", "state", BATCHERS), "{{state}}")
+                Target(
+                    largest("quire_queue_batches", "queue, state", QUEUES), "{{queue}} {{state}}"
+                ),
+                Target(largest("quire_batcher_queue_batches", "state", BATCHERS), "{{state}}"),
             ],
         ),
         Panel(

@@ -5,7 +5,16 @@ two of them, which export the same numbers.
 """
 
 from ops.grafana.panel import Panel, Row, Target
-from ops.grafana.queries import MODELS, QUEUES, WORKERS, largest, quantile, rate, total
+from ops.grafana.queries import (
+    MODELS,
+    QUEUES,
+    TOKENS_PER_SECOND,
+    WORKERS,
+    largest,
+    quantile,
+    rate,
+    total,
+)
 
 #: How long the workers need for the backlog at the rate of the last minutes.
 DRAIN_SECONDS = (
@@ -206,6 +215,32 @@ QUEUE_ROW = Row(
             unit="reqps",
             targets=[
                 Target(rate("quire_requests_resumed_total", "fingerprint"), "{{fingerprint}}"),
+            ],
+        ),
+        Panel(
+            title="Used tokens by tenant",
+            description="Tokens of ended requests per second: prompt and output, the ten tenants "
+            "with the most. (other): those beyond the first hundred of the exporter.",
+            unit=TOKENS_PER_SECOND,
+            targets=[
+                Target(
+                    "topk(10, "
+                    + rate("quire_queue_tenant_tokens_total", "tenant", QUEUES, kind=kind)
+                    + ")",
+                    f"{kind}: {{{{tenant}}}}",
+                )
+                for kind in ("prompt", "output")
+            ],
+        ),
+        Panel(
+            title="Ended requests by tenant",
+            description="Ended requests per second, the ten tenants with the most.",
+            unit="reqps",
+            targets=[
+                Target(
+                    f"topk(10, {rate('quire_queue_tenant_requests_total', 'tenant', QUEUES)})",
+                    "{{tenant}}",
+                )
             ],
         ),
         Panel(

@@ -12,13 +12,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import redis
 import structlog
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from quire.broker.inspection import ServerMemory, ShardState, inspect_memory, inspect_shards
@@ -26,8 +25,10 @@ from quire.broker.tenants import SharingState, inspect_sharing
 from quire.errors import BrokerUnavailable, QuireError
 from quire.keys import Keys
 from quire.transport.connection import connect
+from service.batches.ledger import Ledger, inspect_batches
 from service.exporter.register import exporter_families
 from service.exporter.settings import ExporterSettings, load_exporter_settings
+from service.exporter.usage import UsageCounter, Used
 from service.observe.health import ProbeServer
 from service.observe.vitals import WorkerState
 from service.settings.families import PRIORITIES
@@ -42,6 +43,10 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 #: The state of every shard of every queue, and how its tenants share it.
 Queues = Mapping[str, Sequence[ShardState]]
 Sharing = Mapping[str, Sequence[SharingState]]
+#: The batches of every queue that have not ended, and how many of them nobody holds.
+Batches = Mapping[str, tuple[int, int]]
+#: What the tenants of every queue have used.
+UsageOfQueues = Mapping[str, Mapping[str, Used]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,8 @@ class Reading:
     queues: Queues
     memory: ServerMemory | None = None
     sharing: Sharing = field(default_factory=dict)
+    batches: Batches = field(default_factory=dict)
+    usage: UsageOfQueues = field(default_factory=dict)
 
 
 #: The values of the labels, in the order of the register, and the value.
@@ -71,7 +78,7 @@ class Exporter:
     def __init__(self, settings: ExporterSettings) -> None:
         connection = connect(settings.connection_url, block_seconds=0.0)
         self._read = BoundedRead(
-            partial(_inspect, connection, settings), seconds=settings.timeout_seconds
+            Inspection(connection, settings).read, seconds=settings.timeout_seconds
         )
         registry = CollectorRegistry()
         registry.register(
@@ -110,44 +117,45 @@ class QueueCollector(Collector):
         self._fresh_seconds = worker_fresh_seconds
         self._is_up: bool | None = None
 
-    def describe(self) -> Iterable[GaugeMetricFamily]:
+    def describe(self) -> Iterable[Metric]:
         """The metrics without values: registering must not wait for Redis."""
-        return [_gauge(name, ()) for name in exporter_families()]
+        return [_metric(name, ()) for name in exporter_families()]
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """All gauges of the register, or only the first if the queues cannot be read."""
+    def collect(self) -> Iterator[Metric]:
+        """All metrics of the register, or only the first if the queues cannot be read."""
         try:
             reading = self._read()
         except QuireError as error:
             self._note(is_up=False, error=str(error))
-            yield _gauge("quire_exporter_up", [((), 0.0)])
+            yield _metric("quire_exporter_up", [((), 0.0)])
             return
         self._note(is_up=True)
         queues = reading.queues
-        yield _gauge("quire_exporter_up", [((), 1.0)])
+        yield _metric("quire_exporter_up", [((), 1.0)])
         if reading.memory is not None:
             used, limit = reading.memory.used_bytes, reading.memory.limit_bytes
-            yield _gauge("quire_redis_memory_bytes", [(("used",), used), (("limit",), limit)])
-        yield _gauge("quire_queue_waiting_requests", _by_queue(queues, "num_queued", sum))
-        yield _gauge("quire_queue_waiting_tokens", _by_queue(queues, "num_waiting_tokens", sum))
-        yield _gauge("quire_queue_lag_messages", _by_priority(queues, "num_undelivered", sum))
-        yield _gauge("quire_queue_pending_messages", _by_priority(queues, "num_pending", sum))
-        yield _gauge("quire_queue_oldest_message_age_seconds", _ages(queues))
-        yield _gauge(
+            yield _metric("quire_redis_memory_bytes", [(("used",), used), (("limit",), limit)])
+        yield _metric("quire_queue_waiting_requests", _by_queue(queues, "num_queued", sum))
+        yield _metric("quire_queue_waiting_tokens", _by_queue(queues, "num_waiting_tokens", sum))
+        yield _metric("quire_queue_lag_messages", _by_priority(queues, "num_undelivered", sum))
+        yield _metric("quire_queue_pending_messages", _by_priority(queues, "num_pending", sum))
+        yield _metric("quire_queue_oldest_message_age_seconds", _ages(queues))
+        yield _metric(
             "quire_queue_scheduled_messages",
             _split(queues, ("waiting", "num_scheduled"), ("due", "num_due")),
         )
-        yield _gauge(
+        yield _metric(
             "quire_queue_leases",
             _split(queues, ("live", "num_leases"), ("expired", "num_expired_leases")),
         )
-        yield _gauge("quire_queue_paused", _by_queue(queues, "is_paused", max))
-        yield _gauge(
+        yield _metric("quire_queue_paused", _by_queue(queues, "is_paused", max))
+        yield _metric(
             "quire_queue_consumers",
             [((queue,), self._num_consumers(shards)) for queue, shards in queues.items()],
         )
-        yield _gauge("quire_dead_letter_messages", _by_queue(queues, "num_dead_letters", sum))
+        yield _metric("quire_dead_letter_messages", _by_queue(queues, "num_dead_letters", sum))
         yield from _of_sharing(reading.sharing)
+        yield from _of_usage(reading)
 
     def _num_consumers(self, shards: Sequence[ShardState]) -> int:
         """The number of workers of any shard that are ready and were seen recently.
@@ -227,26 +235,71 @@ def main() -> int:
     return 0
 
 
-def _inspect(connection: redis.Redis, settings: ExporterSettings) -> Reading:
-    """Read the state of all shards of all queues, and of the server's memory."""
-    shards = [
-        Keys(queue, shard) for queue in settings.queues for shard in range(settings.num_shards)
+class Inspection:
+    """Reads the state of all shards of all queues. One thread at a time."""
+
+    def __init__(self, connection: redis.Redis, settings: ExporterSettings) -> None:
+        self._connection = connection
+        self._shards = {
+            queue: [Keys(queue, shard) for shard in range(settings.num_shards)]
+            for queue in settings.queues
+        }
+        self._usage = {
+            queue: UsageCounter(connection, shards) for queue, shards in self._shards.items()
+        }
+        self._ledgers = {
+            queue: Ledger(connection, queue, retry_seconds=0.0) for queue in settings.queues
+        }
+
+    def read(self) -> Reading:
+        """What one scrape tells. QuireError."""
+        connection, by_queue = self._connection, self._shards
+        shards = [keys for of_queue in by_queue.values() for keys in of_queue]
+        states = iter(inspect_shards(connection, shards))
+        queues = {queue: [next(states) for _ in keys] for queue, keys in by_queue.items()}
+        shared = iter(inspect_sharing(connection, shards))
+        sharing = {queue: [next(shared) for _ in keys] for queue, keys in by_queue.items()}
+        batches = {
+            queue: ledger.run(inspect_batches(ledger.keys))
+            for queue, ledger in self._ledgers.items()
+        }
+        usage = {queue: counter.read() for queue, counter in self._usage.items()}
+        return Reading(queues, inspect_memory(connection), sharing, batches, usage)
+
+
+def _of_usage(reading: Reading) -> Iterator[Metric]:
+    rows = [
+        (queue, tenant, used)
+        for queue, by_tenant in reading.usage.items()
+        # A copy, because the next scrape counts on while a slow one reads.
+        for tenant, used in [*by_tenant.items()]
     ]
-    states = iter(inspect_shards(connection, shards))
-    queues = {
-        queue: [next(states) for _ in range(settings.num_shards)] for queue in settings.queues
-    }
-    shared = iter(inspect_sharing(connection, shards))
-    sharing = {
-        queue: [next(shared) for _ in range(settings.num_shards)] for queue in settings.queues
-    }
-    return Reading(queues, inspect_memory(connection), sharing)
+    yield _metric(
+        "quire_queue_batches",
+        [
+            ((queue, state), number)
+            for queue, (num_open, num_free) in reading.batches.items()
+            for state, number in (("held", num_open - num_free), ("free", num_free))
+        ],
+    )
+    yield _metric(
+        "quire_queue_tenant_requests_total",
+        [((queue, tenant), used.requests) for queue, tenant, used in rows],
+    )
+    yield _metric(
+        "quire_queue_tenant_tokens_total",
+        [
+            ((queue, tenant, kind), getattr(used, f"{kind}_tokens"))
+            for queue, tenant, used in rows
+            for kind in exporter_families()["quire_queue_tenant_tokens_total"].labels["kind"]
+        ],
+    )
 
 
-def _of_sharing(sharing: Sharing) -> Iterator[GaugeMetricFamily]:
-    yield _gauge("quire_queue_shared_by_tokens", _by_queue(sharing, "by_tokens", max))
+def _of_sharing(sharing: Sharing) -> Iterator[Metric]:
+    yield _metric("quire_queue_shared_by_tokens", _by_queue(sharing, "by_tokens", max))
     states = {"open": "num_tenants", "limited": "num_limited"}
-    yield _gauge(
+    yield _metric(
         "quire_queue_tenants",
         [
             ((*labels, state), number)
@@ -254,7 +307,7 @@ def _of_sharing(sharing: Sharing) -> Iterator[GaugeMetricFamily]:
             for labels, number in _by_queue(sharing, attribute, sum)
         ],
     )
-    yield _gauge(
+    yield _metric(
         "quire_queue_tenant_ahead_tokens",
         [
             ((queue, name), max(shard.ahead_tokens[priority] for shard in shards))
@@ -264,12 +317,13 @@ def _of_sharing(sharing: Sharing) -> Iterator[GaugeMetricFamily]:
     )
 
 
-def _gauge(name: str, samples: Iterable[Sample]) -> GaugeMetricFamily:
+def _metric(name: str, samples: Iterable[Sample]) -> Metric:
     family = exporter_families()[name]
-    gauge = GaugeMetricFamily(name, family.meaning, labels=list(family.labels))
+    kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
+    metric = kind(name, family.meaning, labels=list(family.labels))
     for labels, value in samples:
-        gauge.add_metric(labels, value)
-    return gauge
+        metric.add_metric(labels, value)
+    return metric
 
 
 def _by_queue(queues: Queues | Sharing, attribute: str, combine: Combine) -> list[Sample]:

@@ -88,6 +88,26 @@ EXPORTER_REGISTER: tuple[Family, ...] = (
         "How far the tenant that is furthest ahead is ahead of the virtual time of its class: "
         "tokens of its requests that wait, divided by its weight. 0 unless tenants take turns.",
     ),
+    Family(
+        "gauge",
+        "quire_queue_batches",
+        {**QUEUE, "state": ("held", "free")},
+        "Batches over HTTP that have not ended. free: no batcher holds them.",
+    ),
+    Family(
+        "counter",
+        "quire_queue_tenant_requests_total",
+        {**QUEUE, "tenant": ()},
+        "Requests that have ended since the exporter began, by tenant: the first hundred, and "
+        "(other). From the ends of the queue.",
+    ),
+    Family(
+        "counter",
+        "quire_queue_tenant_tokens_total",
+        {**QUEUE, "tenant": (), "kind": ("prompt", "cached", "output")},
+        "Tokens of these requests. cached: those of the prompt that a worker had computed before; "
+        "they count as prompt tokens, too.",
+    ),
     Family("gauge", "quire_dead_letter_messages", QUEUE, "Dead letters kept for an operator."),
     Family(
         "gauge",

@@ -29,7 +29,7 @@ def seen(exporter: Exporter) -> dict[tuple[str, str], float]:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
         if "tenant" in sample.name or "shared" in sample.name
-        if sample.labels.get("priority", "high") == "high"
+        if sample.labels.get("priority", "high") == "high" and not sample.name.endswith("_total")
     }
 
 
