@@ -78,13 +78,17 @@ class BatchProgress:
 
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
-    """How to run a batch; see `run_batch`. InvalidRequest for a wrong value."""
+    """How to run a batch; see `run_batch`. InvalidRequest for a wrong value.
+
+    `model` is sent in place of that of each line; None leaves the lines as they are.
+    """
 
     name: str
     max_inflight: int = DEFAULT_MAX_INFLIGHT
     priority: Priority = Priority.LOW
     tenant: str = "default"
     deadline_seconds: float | None = None
+    model: str | None = None
 
     def __post_init__(self) -> None:
         if self.max_inflight < 1:

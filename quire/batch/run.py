@@ -157,6 +157,8 @@ class BatchRun:
                 message = "a batch has no sessions on a queue of many shards"
                 self._fail(line, "invalid_session_id", message)
             else:
+                if self._options.model is not None:
+                    line = replace(line, body={**line.body, "model": self._options.model})
                 self._unfinished[id(line)] = self._reader.begin
                 self._waiting += open_choices(line)
 

@@ -52,6 +52,7 @@ VERBS = (
         "show what waits and what runs, or the state of one request",
     ),
     Verb("top", "operate", "the same as status, refreshed until interrupted"),
+    Verb("models", "fleet.models", "show which workers serve which model, on which queue"),
     Verb("queue", "operate", "pause or resume a queue, end requests that wait too long"),
     Verb("limits", "limits", "show or set how much a queue accepts before it refuses"),
     Verb("usage", "tenants", "show how many tokens each tenant has used"),

@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 import structlog
 
-from quire.batch.batch import brokers_of
-from quire.broker.broker import Broker
 from quire.errors import BrokerUnavailable, QuireError
 from quire.transport.connection import connect
+from service.batcher.destinations import Destinations
 from service.batcher.job import ClaimLost, Draining, Job
 from service.batcher.metrics import BatcherMetrics
 from service.batcher.settings import BatcherSettings
@@ -41,7 +40,8 @@ class Batcher:
     """One batcher; `start`, then `stop`.
 
     Raises:
-        ConfigurationError: there is no storage, or it cannot listen on the address.
+        ConfigurationError: there is no storage, the table of models is wrong, or it cannot listen
+            on the address.
     """
 
     def __init__(self, settings: BatcherSettings) -> None:
@@ -53,16 +53,7 @@ class Batcher:
         connection = connect(settings.connection_url)
         self._records = Ledger(connection, settings.queue)
         self._keys = self._records.keys
-        self._brokers: list[Broker] = brokers_of(
-            connection,
-            queue=settings.queue,
-            shards=settings.shards,
-            settings={
-                "max_queue_seconds": settings.max_queue_seconds,
-                "retention_seconds": settings.retention_seconds,
-                "durable": settings.durable,
-            },
-        )
+        self._destinations = Destinations(connection, settings)
         self._jobs: dict[str, Job] = {}
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -140,7 +131,7 @@ class Batcher:
                     record,
                     records=self._records,
                     storage=self._storage,
-                    brokers=self._brokers,
+                    destinations=self._destinations,
                     settings=self._settings,
                 )
         return None

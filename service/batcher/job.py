@@ -13,7 +13,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,10 @@ import structlog
 from quire.batch.files import ResultFiles
 from quire.batch.progress import FIRST, BatchOptions, BatchProgress, Position
 from quire.batch.run import BatchRun
-from quire.broker.broker import Broker
 from quire.errors import BrokerUnavailable
 from quire.transport.script_runner import Argument
 from quire.wire.protocol import Priority
+from service.batcher.destinations import Destination, Destinations
 from service.batcher.publishing import Results
 from service.batcher.settings import BatcherSettings
 from service.batcher.validation import Validator
@@ -62,7 +62,7 @@ class Job:
         *,
         records: Ledger,
         storage: FolderStorage,
-        brokers: Sequence[Broker],
+        destinations: Destinations,
         settings: BatcherSettings,
     ) -> None:
         self.hold = hold
@@ -70,7 +70,7 @@ class Job:
         self._records = records
         self._keys = records.keys
         self._storage = storage
-        self._brokers = brokers
+        self._destinations = destinations
         self._settings = settings
         self._lease_ms = int(1000 * settings.lease_seconds)
         self._is_lost = threading.Event()
@@ -132,8 +132,12 @@ class Job:
             return self._fail({"code": "input_file_missing", "message": message})
         if not record.counts.total and (status := self._validate(source)):
             return status
+        destination = self._destinations.of(self._record.model)
+        if destination is None:
+            message = f"no queue serves the model {self._record.model!r}"
+            return self._fail({"code": "model_not_found", "message": message})
         self._save({}, status="in_progress")
-        return self._finish(work, self._run_lines(source, work, start))
+        return self._finish(work, self._run_lines(source, work, start, destination))
 
     def _validate(self, source: Path) -> str | None:
         """Check the input; the status if the batch has failed by it."""
@@ -142,26 +146,30 @@ class Job:
             self._record.endpoint,
             max_lines=settings.max_lines,
             max_line_bytes=settings.max_line_bytes,
+            has_one_model=self._destinations.is_by_model,
             on_part=self._check,
         )
         checked = validator.check(source)
         if checked.errors:
             return self._fail(*checked.errors)
-        total = checked.num_lines
-        self._record = replace(self._record, counts=replace(self._record.counts, total=total))
-        self._save({"total": total, "model": checked.model})
+        counts = replace(self._record.counts, total=checked.num_lines)
+        self._record = replace(self._record, counts=counts, model=checked.model)
+        self._save({"total": checked.num_lines, "model": checked.model})
         return None
 
-    def _run_lines(self, source: Path, work: Work, start: Position) -> BatchProgress:
+    def _run_lines(
+        self, source: Path, work: Work, start: Position, destination: Destination
+    ) -> BatchProgress:
         """Run all lines without a result; every line has one when it returns."""
-        record = self._record
-        seconds = (record.expires_ms - self._brokers[0].now_ms()) / 1000
+        record, brokers = self._record, destination.brokers
+        seconds = (record.expires_ms - brokers[0].now_ms()) / 1000
         options = BatchOptions(
             name=record.id,
             max_inflight=self._settings.max_inflight,
             priority=Priority(record.priority),
             tenant=record.tenant,
             deadline_seconds=max(MIN_SECONDS, seconds),
+            model=destination.model,
         )
         with ResultFiles(work.output, work.errors, resume=True, lines=None) as files:
 
@@ -175,7 +183,7 @@ class Job:
                 self._check()
 
             run = BatchRun(
-                self._brokers, source, files, options=options, stop=self._cancelled, start=start
+                brokers, source, files, options=options, stop=self._cancelled, start=start
             )
             self._first = run.progress
             progress = run.until_it_ends(on_progress)

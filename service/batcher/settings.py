@@ -35,7 +35,7 @@ SHARED_WITH_WORKER = (
     *("config_file", "redis_url", "redis_password", "queue", "shards", "durable"),
     *("max_queue_seconds", "retention_seconds", "log_level", "log_format"),
 )
-SHARED_WITH_GATEWAY = ("files_folder", "files_url", "file_seconds")
+SHARED_WITH_GATEWAY = ("files_folder", "files_url", "file_seconds", "models_file")
 
 
 class BatcherSettings(FileSettings):

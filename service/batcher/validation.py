@@ -19,6 +19,9 @@ MAX_ERRORS = 100
 #: Lines between two calls of `on_part`.
 PART_LINES = 1000
 
+#: The most characters of a model's name that a record keeps.
+MAX_NAME_LENGTH = 256
+
 _BLANKS = b" \t\r\n"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -40,16 +43,27 @@ class Checked:
 
 
 class Validator:
-    """Checks one file. `on_part` is called now and then; its errors end the check."""
+    """Checks one file. `on_part` is called now and then; its errors end the check.
+
+    `has_one_model`: the model decides where the batch goes, so all lines must name the same.
+    """
 
     def __init__(
-        self, endpoint: str, *, max_lines: int, max_line_bytes: int, on_part: Callable[[], None]
+        self,
+        endpoint: str,
+        *,
+        max_lines: int,
+        max_line_bytes: int,
+        on_part: Callable[[], None],
+        has_one_model: bool = False,
     ) -> None:
+        self._has_one_model = has_one_model
         self._endpoint = endpoint
         self._max_lines = max_lines
         self._max_line_bytes = max_line_bytes
         self._on_part = on_part
         self._taken: set[bytes] = set()
+        self._first_model: str | None = None
         self._checked = Checked()
 
     def check(self, source: Path) -> Checked:
@@ -105,5 +119,15 @@ class Validator:
         elif fields["url"] != self._endpoint:
             message = f"the batch is for {self._endpoint}"
             checked.refuse("mismatched_url", message, line=number, param="url")
-        elif not checked.model and isinstance(model := fields["body"].get("model"), str):
-            checked.model = model[:256]
+        else:
+            self._check_model(fields["body"].get("model"), number)
+
+    def _check_model(self, value: object, number: int) -> None:
+        checked = self._checked
+        model = value[:MAX_NAME_LENGTH] if isinstance(value, str) else ""
+        if self._first_model is None:
+            self._first_model = model
+        elif self._has_one_model and model != self._first_model:
+            message = f"an earlier line has the model {self._first_model!r}"
+            checked.refuse("mismatched_model", message, line=number, param="body.model")
+        checked.model = checked.model or model

@@ -13,6 +13,12 @@ MAX_FILE_BYTES, MAX_LINES = 200_000_000, 50_000
 class FileSettings(ProcessSettings):
     """Settings of the files API. The same values belong to all gateways and batchers of a queue."""
 
+    models_file: Path | None = setting(
+        "Queue",
+        "TOML file of models and the queues that serve them; the same one for all gateways and "
+        "batchers. Unset: every call goes to `queue`.",
+        default=None,
+    )
     files_folder: Path | None = setting(
         "Files and batches",
         "Folder of uploaded files and of the results of batches; the same one for all gateways and "

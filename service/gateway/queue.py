@@ -17,6 +17,7 @@ from quire.wire.protocol import (
 from service.gateway.abandoned import TEMPORARY_ERRORS, AbandonedRequests
 from service.gateway.callers import Caller
 from service.gateway.idempotency import Call, CallRecord
+from service.gateway.models import Models
 from service.gateway.refusals import Refused, key_reused
 from service.gateway.requests import QueueOptions
 
@@ -27,11 +28,20 @@ _REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
 _log = structlog.get_logger("service.gateway")
 
 
+def is_request_id(text: str) -> bool:
+    """Whether a request can have this id."""
+    return len(text) <= MAX_REQUEST_ID_LENGTH and bool(_REQUEST_ID.fullmatch(text))
+
+
 class Queue:
-    """The calls of a queue. Methods raise the client's QuireErrors, and Refused."""
+    """The calls of a queue, and the models of its workers.
+
+    Methods raise the client's QuireErrors, and Refused.
+    """
 
     def __init__(self, client: AsyncClient) -> None:
-        self._client = client
+        self.client = client
+        self.models = Models(client)
         self._abandoned = AbandonedRequests(client.cancel)
 
     async def close(self) -> None:
@@ -46,7 +56,7 @@ class Queue:
         priority = caller.priority(options.priority)
         deadline_ms = None
         if options.deadline_seconds is not None:
-            now_ms = await self._client.now_ms()
+            now_ms = await self.client.now_ms()
             deadline_ms = now_ms + max(1, int(1000 * options.deadline_seconds))
         seconds = options.target_latency_seconds
         target_ms = None if seconds is None else max(1, int(1000 * seconds))
@@ -79,21 +89,21 @@ class Queue:
             raise ResultExpired(unknown.request_id) from unknown
         if record.digest != call.record.digest:
             raise Refused(key_reused())
-        await self._client.submit_many(members[1:])
+        await self.client.submit_many(members[1:])
         return record
 
     async def _send(self, call: Call, members: Sequence[GenerationRequest]) -> None:
         if call.kept:
             assert len(members) == 1, "only calls with one choice keep anything"
-            await self._client.submit_kept(members[0], call.kept)
+            await self.client.submit_kept(members[0], call.kept)
         else:
-            await self._client.submit_many(members)
+            await self.client.submit_many(members)
 
     async def find(self, request_id: str, caller: Caller) -> CallRecord:
         """The call with this id. UnknownRequest if there is none, or if it is another tenant's."""
-        if len(request_id) > MAX_REQUEST_ID_LENGTH or not _REQUEST_ID.fullmatch(request_id):
+        if not is_request_id(request_id):
             raise UnknownRequest(request_id)
-        handle = self._client.attach(request_id)
+        handle = self.client.attach(request_id)
         status = await handle.status()
         if caller.tenant not in (None, status.tenant):
             raise UnknownRequest(request_id)
@@ -108,12 +118,12 @@ class Queue:
         """Cancel all choices; returns the state of the first one afterwards."""
         first, *others = record.member_ids
         await self._cancel(others)
-        return await self._client.cancel(first)
+        return await self.client.cancel(first)
 
     async def activity(self, record: CallRecord) -> Activity | None:
         """What the first choice does in its worker; None if none has it, or Redis fails."""
         with contextlib.suppress(QuireError):
-            return (await self._client.status(record.member_ids[0])).activity
+            return (await self.client.status(record.member_ids[0])).activity
         return None
 
     async def abandon(self, record: CallRecord) -> bool:
@@ -139,7 +149,7 @@ class Queue:
     async def _cancel(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
             try:
-                await self._client.cancel(request_id)
+                await self.client.cancel(request_id)
             except UnknownRequest:
                 # The request never reached the queue, or has expired.
                 continue

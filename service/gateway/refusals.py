@@ -7,7 +7,7 @@
     401     invalid_api_key                             no key, or an unknown one
     403     priority_not_allowed                        higher than the caller's key allows
             origin_not_allowed                          a page of another origin, without keys
-    404     model_not_found, unknown_request            the queue has no such model, no such request
+    404     model_not_found, unknown_request            there is no such model, no such request
             unknown_url                                 no such path (see http/middleware.py)
             unknown_file, unknown_batch                 also those of other tenants
             files_not_enabled                           the gateway has no storage for files
@@ -18,7 +18,7 @@
     413     body_too_large, file_too_large
     422     idempotency_key_reused                      an earlier call with the key was different
     429     queue_full                                  a limit of queue or tenant is reached
-            too_many_open_answers                       the tenant's limit here is reached
+            too_many_open_answers                       a limit of tenant or model here is reached
             too_many_files, too_many_batches            the tenant's limit is reached
     500     codes of failed requests, protocol_error    the request has failed
             internal_error                              a defect (see http/middleware.py)
@@ -112,6 +112,12 @@ def too_large(limit: int) -> Refusal:
 def too_many_open(tenant: str, limit: int) -> Refusal:
     """The refusal at a tenant's limit of open answers."""
     message = f"the tenant {tenant!r} has {limit} answers open here, which is its limit"
+    return Refusal(429, "too_many_open_answers", message, headers=_RETRY_LATER)
+
+
+def model_full(model: str, limit: int) -> Refusal:
+    """The refusal at a model's limit of open answers."""
+    message = f"the model {model!r} has {limit} answers open here, which is its limit"
     return Refusal(429, "too_many_open_answers", message, headers=_RETRY_LATER)
 
 

@@ -11,7 +11,7 @@ GET  /livez, /readyz, /metrics
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from time import monotonic
@@ -27,7 +27,6 @@ from quire.client.async_client import AsyncClient
 from quire.errors import BrokerUnavailable, InvalidRequest, QuireError, RequestFailed, ResultExpired
 from quire.openai.answers import written_response
 from quire.openai.requests import KINDS, parse_body
-from quire.wire.adapters import ADAPTER_SEPARATOR
 from quire.wire.pooling import is_pooled
 from quire.wire.protocol import Kind, State
 from service.gateway.answers import Answer, encode_parts
@@ -48,13 +47,14 @@ from service.gateway.http.middleware import (
 from service.gateway.http.tasks import HungUp, while_connected
 from service.gateway.idempotency import CallRecord, call_of
 from service.gateway.metrics import GatewayMetrics
-from service.gateway.models import Models
 from service.gateway.queue import DEFAULT_TENANT, Queue
+from service.gateway.queues import Queues
 from service.gateway.refusals import Refused, moved, refusal_of, unknown_model, with_headers
 from service.gateway.requests import body_of, queue_options_of, response_options_of, with_tier
 from service.gateway.responses.routes import Parts, Responses
 from service.gateway.settings import GatewaySettings
 from service.gateway.streaming import EventStream
+from service.settings.model_table import read_models
 
 #: How long a readiness check waits for Redis.
 READY_SECONDS = 1.0
@@ -68,27 +68,27 @@ class Gateway:
     def __init__(
         self, client: AsyncClient, settings: GatewaySettings, *, keys: ApiKeys, lifecycle: Lifecycle
     ) -> None:
-        self._client = client
         self._settings = settings
         self._keys = keys
         self._lifecycle = lifecycle
-        self._queue = Queue(client)
-        self._models = Models(client)
+        self._queues = Queues(client, settings, read_models(settings.models_file))
         self.metrics = GatewayMetrics(
             num_open=lambda: lifecycle.num_open, max_open=settings.max_open_answers
         )
         parts = Parts(
-            *(client, settings, keys, lifecycle, self._queue, self._models),
+            *(settings, keys, lifecycle, self._queues),
             metrics=self.metrics,
             admit=self._admit,
         )
         self._responses = Responses(parts)
-        routes = Starlette(routes=self._routes(), exception_handlers={HTTPException: no_route})
+        routes = Starlette(
+            routes=self._routes(client), exception_handlers={HTTPException: no_route}
+        )
         self.app = CloseWhenDraining(
             for_pages_of(settings.allowed_origins, routes), lifecycle=lifecycle
         )
 
-    def _routes(self) -> list[Route]:
+    def _routes(self, client: AsyncClient) -> list[Route]:
         def get(path: str, route: str, handler: Handler, admit: Admission | None = None) -> Route:
             # Without `methods`, Starlette accepts every method for an ASGI application.
             endpoint = Endpoint(route, handler, metrics=self.metrics, admit=admit)
@@ -110,7 +110,7 @@ class Gateway:
                 methods=[method],
             )
             for method, path, name, handler, is_open in routes_of(
-                self._client, self._settings, caller_of=self._caller
+                client, self._settings, caller_of=self._caller
             )
         ]
         return [
@@ -138,22 +138,29 @@ class Gateway:
             )
         )
         options, response_options = with_tier(options, body), response_options_of(body)
+        target = await self._queues.target(body.get("model"), body.get("adapter"))
+        request.state.held.enter_context(target.admitted())
         call = call_of(
             kind,
-            body,
+            target.body(body),
             tenant=caller.tenant or DEFAULT_TENANT,
             key=options.key,
-            model=await self._models.name_for(body.get("model"), body.get("adapter")),
+            model=target.model,
             is_streamed=response_options.is_stream,
             reasoning=self._settings.reasoning,
         )
-        record = await self._queue.submit(call, caller, options)
+        queue = target.queue
+        if options.key is not None:
+            # The model may have been served by another queue when the key was first used.
+            queue = await self._queues.holding(call.record.request_id, default=queue)
+        record = await queue.submit(call, caller, options)
         # A caller with an idempotency key finds its request by repeating the call. A caller
         # without one does not know the id of its request yet.
         answer_path = _path_from(request, record) if options.key is None else None
         if not response_options.is_stream:
-            return await self._complete_answer(request, record, answer_path=answer_path)
+            return await self._complete_answer(request, queue, record, answer_path=answer_path)
         return self._stream(
+            queue,
             record,
             # The caller of a repeated call may already have a part of the answer.
             last=None if options.key is None else self._last_event(request, record),
@@ -163,38 +170,38 @@ class Gateway:
         )
 
     async def _show_answer(self, request: Request) -> Response:
-        return await self._complete_answer(request, await self._find(request))
+        return await self._complete_answer(request, *await self._find(request))
 
     async def _events(self, request: Request) -> Response:
-        record = await self._find(request)
+        queue, record = await self._find(request)
         if is_pooled(record.kind):
             raise InvalidRequest("path", "a vector comes whole, and has no events")
         return self._stream(
+            queue,
             record,
             last=self._last_event(request, record),
             include_usage=request.query_params.get("include_usage") == "true",
         )
 
     async def _cancel(self, request: Request) -> Response:
-        record = await self._find(request)
-        state = await self._queue.end(record)
+        queue, record = await self._find(request)
+        state = await queue.end(record)
         body = {"id": record.request_id, "object": "request", "status": str(state)}
-        if state is State.RUNNING and (activity := await self._queue.activity(record)):
+        if state is State.RUNNING and (activity := await queue.activity(record)):
             body["activity"] = str(activity)
         return JSONResponse(body)
 
     async def _list_models(self, request: Request) -> Response:
         self._caller(request)
-        kinds = await self._client.kinds()
-        models = [_model(name, kinds) for name in await self._models.names()]
-        return JSONResponse({"object": "list", "data": models})
+        return JSONResponse({"object": "list", "data": await self._queues.models()})
 
     async def _show_model(self, request: Request) -> Response:
         self._caller(request)
         name = request.path_params["name"]
-        if name not in await self._models.names():
+        found = [model for model in await self._queues.models() if model["id"] == name]
+        if not found:
             raise Refused(unknown_model(f"no worker of this queue serves {name!r}"))
-        return JSONResponse(_model(name, await self._client.kinds()))
+        return JSONResponse(found[0])
 
     async def _livez(self, _: Request) -> Response:
         # A gateway is alive if it answers. If this checked Redis too, an outage of Redis would
@@ -218,9 +225,11 @@ class Gateway:
         """Count the answer to this request as open, also for its tenant. Refused at a limit."""
         return self._lifecycle.admitted(self._caller(request).tenant or DEFAULT_TENANT)
 
-    async def _find(self, request: Request) -> CallRecord:
-        """The call whose id is in the path."""
-        return await self._queue.find(request.path_params["id"], self._caller(request))
+    async def _find(self, request: Request) -> tuple[Queue, CallRecord]:
+        """The call whose id is in the path, and the queue that has it."""
+        caller, request_id = self._caller(request), request.path_params["id"]
+        queue = await self._queues.holding(request_id)
+        return queue, await queue.find(request_id, caller)
 
     def _last_event(self, request: Request, record: CallRecord) -> LastEvent | None:
         """The last event that the caller has, from its header; None without the header."""
@@ -232,18 +241,18 @@ class Gateway:
     # for its answer.
 
     async def _complete_answer(
-        self, request: Request, record: CallRecord, *, answer_path: str | None = None
+        self, request: Request, queue: Queue, record: CallRecord, *, answer_path: str | None = None
     ) -> Response:
-        answer = Answer(self._client, record, closing=self._lifecycle.closing)
+        answer = Answer(queue.client, record, closing=self._lifecycle.closing)
         try:
             completions = await while_connected(request.receive, answer.whole())
         except HungUp:
-            await self._hung_up(record, answer_path)
+            await self._hung_up(queue, record, answer_path)
             raise
         except (QuireError, Refused) as error:
             log_reason(error)
-            await self._end_others(record, error)
-            raise self._refuse_before_start(record, answer_path, error) from error
+            await self._end_others(queue, record, error)
+            raise self._refuse_before_start(queue, record, answer_path, error) from error
         parts = written_response(record.heading, completions, num_prompts=record.num_prompts)
         return CompleteAnswer(
             await encode_parts(parts),
@@ -253,6 +262,7 @@ class Gateway:
 
     def _stream(
         self,
+        queue: Queue,
         record: CallRecord,
         *,
         last: LastEvent | None,
@@ -267,7 +277,7 @@ class Gateway:
             self.metrics.streams_resumed.inc()
         return EventStream(
             Answer(
-                self._client,
+                queue.client,
                 record,
                 closing=self._lifecycle.closing,
                 cursors=None if last is None else last.cursors,
@@ -277,22 +287,26 @@ class Gateway:
             include_usage=include_usage,
             patience_seconds=self._settings.patience_seconds,
             headers={REQUEST_ID: record.request_id},
-            has_worker=self._models.have_worker,
+            has_worker=queue.models.have_worker,
             on_first_token=on_first_token,
-            on_error=partial(self._on_stream_error, record),
-            refuse=partial(self._refuse_before_start, record, answer_path),
-            on_hang_up=partial(self._hung_up, record, answer_path),
+            on_error=partial(self._on_stream_error, queue, record),
+            refuse=partial(self._refuse_before_start, queue, record, answer_path),
+            on_hang_up=partial(self._hung_up, queue, record, answer_path),
         )
 
-    async def _hung_up(self, record: CallRecord, answer_path: str | None) -> None:
+    async def _hung_up(self, queue: Queue, record: CallRecord, answer_path: str | None) -> None:
         outcome = "left"
         if answer_path is not None:
-            outcome = "cancelled" if await self._queue.abandon(record) else "late"
+            outcome = "cancelled" if await queue.abandon(record) else "late"
             _log.info("caller hung up", request_id=record.request_id, outcome=outcome)
         self.metrics.hang_ups[outcome,].inc()
 
     def _refuse_before_start(
-        self, record: CallRecord, answer_path: str | None, error: QuireError | Refused
+        self,
+        queue: Queue,
+        record: CallRecord,
+        answer_path: str | None,
+        error: QuireError | Refused,
     ) -> Refused:
         """The refusal for a caller whose response has not begun yet.
 
@@ -302,39 +316,36 @@ class Gateway:
         """
         if answer_path is not None:
             if isinstance(error, BrokerUnavailable | ResultExpired):
-                self._queue.abandon_later(record)
+                queue.abandon_later(record)
             elif self._lifecycle.closing.is_set() and isinstance(error, Refused):
                 error = moved(error.refusal, answer_path)
         return with_headers(error, {REQUEST_ID: record.request_id})
 
-    async def _on_stream_error(self, record: CallRecord, error: QuireError | Refused) -> None:
+    async def _on_stream_error(
+        self, queue: Queue, record: CallRecord, error: QuireError | Refused
+    ) -> None:
         log_reason(error)
         self.metrics.count_broken(refusal_of(error).code)
-        await self._end_others(record, error)
+        await self._end_others(queue, record, error)
 
-    async def _end_others(self, record: CallRecord, error: QuireError | Refused) -> None:
+    async def _end_others(
+        self, queue: Queue, record: CallRecord, error: QuireError | Refused
+    ) -> None:
         """Cancel the other choices when one has failed: the call has failed with it."""
         if isinstance(error, RequestFailed) and record.num_choices > 1:
-            await self._queue.abandon(record)
+            await queue.abandon(record)
 
     async def close(self) -> None:
-        """Stop the task that cancels requests whose callers have gone."""
-        await self._queue.close()
+        """Stop the tasks that cancel requests whose callers have gone."""
+        await self._queues.close()
 
     async def _redis_answers(self) -> bool:
         try:
             async with asyncio.timeout(READY_SECONDS):
-                await self._client.now_ms()
+                await self._queues.home.client.now_ms()
         except (QuireError, TimeoutError):
             return False
         return True
-
-
-def _model(name: str, kinds: Mapping[str, str]) -> dict[str, object]:
-    # The registry does not know when a model was created.
-    fields = {"id": name, "object": "model", "created": 0, "owned_by": "quire"}
-    kind = kinds.get(name) or kinds.get(name.rpartition(ADAPTER_SEPARATOR)[0])
-    return fields if kind is None else fields | {"kind": kind}
 
 
 def _path_from(request: Request, record: CallRecord) -> str:

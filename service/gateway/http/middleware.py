@@ -61,7 +61,11 @@ class Endpoint:
 
         try:
             request = Request(scope, receive)
-            with self._admit(request) if self._admit else contextlib.nullcontext():
+            with contextlib.ExitStack() as held:
+                # A handler may add what is to be held until the end of its response.
+                request.state.held = held
+                if self._admit:
+                    held.enter_context(self._admit(request))
                 response = await self._handler(request)
                 await response(scope, receive, counted)
         except HungUp:

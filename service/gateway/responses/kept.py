@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quire.client.async_client import AsyncClient
 from quire.client.following import MAX_READINGS
 from quire.errors import InvalidRequest, OutputRewound, QuireError, ResultExpired, UnknownRequest
 from quire.openai.responses.call import RESPONSE_ID, Kept
@@ -17,6 +16,8 @@ from quire.transitions.values import RequestStatus
 from quire.wire.output import Completion
 from service.gateway.callers import Caller
 from service.gateway.idempotency import CallRecord
+from service.gateway.queue import Queue
+from service.gateway.queues import Queues
 from service.gateway.refusals import Refusal, Refused
 from service.gateway.responses.log import ResponseLog
 
@@ -27,16 +28,17 @@ class Found:
 
     kept: Kept
     status: RequestStatus
+    queue: Queue
 
 
 class KeptResponses:
-    """The responses of a queue. Methods raise the client's QuireErrors.
+    """The responses of all queues. Methods raise the client's QuireErrors.
 
     When `closing` is set, those that wait raise Refused.
     """
 
-    def __init__(self, client: AsyncClient, *, closing: asyncio.Event) -> None:
-        self._client = client
+    def __init__(self, queues: Queues, *, closing: asyncio.Event) -> None:
+        self._queues = queues
         self._closing = closing
 
     async def find(self, response_id: str, caller: Caller) -> Found:
@@ -46,25 +48,28 @@ class KeptResponses:
         """
         if not RESPONSE_ID.fullmatch(response_id):
             raise UnknownRequest(response_id)
-        data = await self._client.kept(response_id)
-        status = await self._client.status(response_id)
+        queue = await self._queues.holding(response_id)
+        data = await queue.client.kept(response_id)
+        status = await queue.client.status(response_id)
         if data is None or caller.tenant not in (None, status.tenant):
             raise UnknownRequest(response_id)
-        return Found(Kept.decode(data), status)
+        return Found(Kept.decode(data), status, queue)
 
     async def body(self, found: Found) -> dict[str, Any]:
         """The body of the response now; it has its output once the response has ended."""
         if not found.status.state.is_terminal:
             return resource(found.kept, STATUS_OF[found.status.state])
-        return await self.whole(found.kept)
+        return await self.whole(found.queue, found.kept)
 
-    async def whole(self, kept: Kept, *, raises_failure: bool = False) -> dict[str, Any]:
+    async def whole(
+        self, queue: Queue, kept: Kept, *, raises_failure: bool = False
+    ) -> dict[str, Any]:
         """The body of the response at its end, for which this waits. See ResponseLog."""
         for _ in range(MAX_READINGS - 1):
             # Redis has lost a part of the log. Nothing of it has been used, so read it again.
             with contextlib.suppress(OutputRewound):
-                return await self._read(kept, raises_failure=raises_failure)
-        return await self._read(kept, raises_failure=raises_failure)
+                return await self._read(queue, kept, raises_failure=raises_failure)
+        return await self._read(queue, kept, raises_failure=raises_failure)
 
     async def context(self, response_id: str, caller: Caller) -> list[Mapping[str, Any]]:
         """All items of a response that is to be continued: its input, then its output.
@@ -84,28 +89,30 @@ class KeptResponses:
             raise InvalidRequest(f"body.{field}", message)
         return [*found.kept.items, *as_input(body["output"])]
 
-    async def end(self, response_id: str, *, within_seconds: float) -> None:
+    async def end(self, found: Found, *, within_seconds: float) -> None:
         """Cancel a response, and wait for its end, no longer than `within_seconds`."""
-        state = await self._client.cancel(response_id)
+        client, response_id = found.queue.client, found.kept.id
+        state = await client.cancel(response_id)
         if not state.is_terminal:
             with contextlib.suppress(QuireError):
-                await self._client.result(response_id, timeout=within_seconds)
+                await client.result(response_id, timeout=within_seconds)
 
-    async def delete(self, response_id: str, *, within_seconds: float) -> None:
+    async def delete(self, found: Found, *, within_seconds: float) -> None:
         """Delete a response; an open one is cancelled.
 
         It cannot be found from then on. Its output goes with it, unless its worker needs longer
         than `within_seconds` to end it; then the output expires as any other.
         """
-        state = await self._client.discard(response_id)
+        client, response_id = found.queue.client, found.kept.id
+        state = await client.discard(response_id)
         if not state.is_terminal:
-            await self.end(response_id, within_seconds=within_seconds)
-            await self._client.discard(response_id)
+            await self.end(found, within_seconds=within_seconds)
+            await client.discard(response_id)
 
-    async def _read(self, kept: Kept, *, raises_failure: bool) -> dict[str, Any]:
+    async def _read(self, queue: Queue, kept: Kept, *, raises_failure: bool) -> dict[str, Any]:
         events = OutputEvents(kept)
         record = CallRecord(kept.id, "chat.completions")
-        log = ResponseLog(self._client, record, closing=self._closing)
+        log = ResponseLog(queue.client, record, closing=self._closing)
         log.raises_failure = raises_failure
         async with contextlib.aclosing(log.updates(idle_seconds=float("inf"))) as updates:
             async for item in updates:

@@ -18,7 +18,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from quire.client.async_client import AsyncClient
 from quire.errors import BrokerUnavailable, QuireError, ResultExpired
 from quire.openai.logprobs import compact
 from quire.openai.requests import parse_body
@@ -34,8 +33,8 @@ from service.gateway.http.middleware import Admission, Endpoint, Handler, log_re
 from service.gateway.http.tasks import HungUp, while_connected
 from service.gateway.idempotency import CallRecord
 from service.gateway.metrics import GatewayMetrics
-from service.gateway.models import Models
 from service.gateway.queue import Queue
+from service.gateway.queues import Queues
 from service.gateway.refusals import Refused, moved, refusal_of, with_headers
 from service.gateway.requests import body_of, queue_options_of
 from service.gateway.responses.kept import KeptResponses
@@ -60,12 +59,10 @@ _log = structlog.get_logger("service.gateway")
 class Parts:
     """What the handlers use of their gateway. `admit` counts an answer as open."""
 
-    client: AsyncClient
     settings: GatewaySettings
     keys: ApiKeys
     lifecycle: Lifecycle
-    queue: Queue
-    models: Models
+    queues: Queues
     metrics: GatewayMetrics
     admit: Admission
 
@@ -78,6 +75,7 @@ class _Ending:
     to that of the call; None if it has not.
     """
 
+    queue: Queue
     record: CallRecord
     is_abandoned: bool = False
     path: str | None = None
@@ -88,11 +86,8 @@ class Responses:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._kept = KeptResponses(parts.client, closing=parts.lifecycle.closing)
-        self._submitting = Submitting(
-            *(parts.client, parts.queue, parts.models, self._kept),
-            reasoning=parts.settings.reasoning,
-        )
+        self._kept = KeptResponses(parts.queues, closing=parts.lifecycle.closing)
+        self._submitting = Submitting(parts.queues, self._kept, reasoning=parts.settings.reasoning)
 
     def routes(self) -> list[Route]:
         """The routes, for the gateway's application."""
@@ -116,15 +111,14 @@ class Responses:
             )
         )
         fields, _ = read_fields(body)
-        submitted = await self._submitting.submit(body, fields, caller, options)
+        submitted = await self._submitting.submit(body, fields, caller, options, request.state.held)
         kept, record = submitted.kept, submitted.record
         if fields.background and not fields.stream:
             return self._answer(record, resource(kept, "queued"))
-        ending = _Ending(record)
+        ending = _Ending(submitted.queue, record)
         if options.key is None and not fields.background:
-            ending = _Ending(
-                record, is_abandoned=True, path=_path_of(submitted, is_stream=bool(fields.stream))
-            )
+            path = _path_of(submitted, is_stream=bool(fields.stream))
+            ending = _Ending(submitted.queue, record, is_abandoned=True, path=path)
         if not fields.stream:
             return await self._whole(request, kept, ending, raises_failure=True)
         observe = self._parts.metrics.first_token_seconds.observe
@@ -138,7 +132,7 @@ class Responses:
 
     async def _retrieve(self, request: Request) -> Response:
         found = await self._kept.find(request.path_params["id"], self._caller(request))
-        ending, query = _Ending(_record_of(found.kept)), request.query_params
+        ending, query = _Ending(found.queue, _record_of(found.kept)), request.query_params
         if switch_in(query, "stream"):
             return self._stream(found.kept, ending, after=_after(request))
         if switch_in(query, "wait"):
@@ -147,14 +141,14 @@ class Responses:
 
     async def _cancel(self, request: Request) -> Response:
         caller, response_id = self._caller(request), request.path_params["id"]
-        await self._kept.find(response_id, caller)
-        await self._kept.end(response_id, within_seconds=CANCEL_SECONDS)
+        found = await self._kept.find(response_id, caller)
+        await self._kept.end(found, within_seconds=CANCEL_SECONDS)
         found = await self._kept.find(response_id, caller)
         return self._answer(_record_of(found.kept), await self._kept.body(found))
 
     async def _delete(self, request: Request) -> Response:
         found = await self._kept.find(request.path_params["id"], self._caller(request))
-        await self._kept.delete(found.kept.id, within_seconds=CANCEL_SECONDS)
+        await self._kept.delete(found, within_seconds=CANCEL_SECONDS)
         body = {"id": found.kept.id, "object": "response", "deleted": True}
         return self._answer(_record_of(found.kept), body)
 
@@ -183,7 +177,7 @@ class Responses:
     ) -> Response:
         """The body at the end of the response."""
         try:
-            whole = self._kept.whole(kept, raises_failure=raises_failure)
+            whole = self._kept.whole(ending.queue, kept, raises_failure=raises_failure)
             body = await while_connected(request.receive, whole)
         except HungUp:
             await self._hung_up(ending)
@@ -205,7 +199,7 @@ class Responses:
         parts = self._parts
         if after > BEFORE_ALL:
             parts.metrics.streams_resumed.inc()
-        log = ResponseLog(parts.client, ending.record, closing=parts.lifecycle.closing)
+        log = ResponseLog(ending.queue.client, ending.record, closing=parts.lifecycle.closing)
         log.raises_failure = raises_failure
         return ResponseStream(
             log,
@@ -213,7 +207,7 @@ class Responses:
             after=after,
             patience_seconds=parts.settings.patience_seconds,
             headers={REQUEST_ID: kept.id},
-            has_worker=parts.models.have_worker,
+            has_worker=ending.queue.models.have_worker,
             on_first_token=on_first_token,
             on_error=self._on_stream_error,
             refuse=partial(self._refused, ending),
@@ -223,7 +217,7 @@ class Responses:
     async def _hung_up(self, ending: _Ending) -> None:
         outcome = "left"
         if ending.is_abandoned:
-            outcome = "cancelled" if await self._parts.queue.abandon(ending.record) else "late"
+            outcome = "cancelled" if await ending.queue.abandon(ending.record) else "late"
             _log.info("caller hung up", request_id=ending.record.request_id, outcome=outcome)
         self._parts.metrics.hang_ups[outcome,].inc()
 
@@ -235,7 +229,7 @@ class Responses:
             if is_closing and isinstance(error, Refused) and ending.path is not None:
                 error = moved(error.refusal, ending.path)
             elif is_closing or isinstance(error, BrokerUnavailable | ResultExpired):
-                self._parts.queue.abandon_later(ending.record)
+                ending.queue.abandon_later(ending.record)
         return with_headers(error, {REQUEST_ID: ending.record.request_id})
 
     async def _on_stream_error(self, error: QuireError | Refused) -> None:

@@ -9,10 +9,10 @@ import json
 import secrets
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from quire.client.async_client import AsyncClient
 from quire.errors import InvalidRequest, QuireError, RequestFailed
 from quire.openai.requests import OpenAIRequest
 from quire.openai.responses.call import (
@@ -26,8 +26,8 @@ from quire.openai.responses.fields import Fields, path_in_response
 from quire.openai.tools.reasoning import ReasoningSetting
 from service.gateway.callers import Caller
 from service.gateway.idempotency import Call, CallRecord
-from service.gateway.models import Models
 from service.gateway.queue import DEFAULT_TENANT, Queue
+from service.gateway.queues import Queues
 from service.gateway.refusals import Refused, key_reused
 from service.gateway.requests import QueueOptions, with_tier
 from service.gateway.responses.kept import KeptResponses
@@ -40,6 +40,7 @@ _SENDING_FIELDS = ("stream", "stream_options")
 class Submitted:
     """A response in the queue. `is_stored`: any gateway finds it again by its id."""
 
+    queue: Queue
     record: CallRecord
     kept: Kept
     is_stored: bool
@@ -48,28 +49,23 @@ class Submitted:
 class Submitting:
     """Submits the responses of one gateway. It holds no state."""
 
-    def __init__(
-        self,
-        client: AsyncClient,
-        queue: Queue,
-        models: Models,
-        kept: KeptResponses,
-        *,
-        reasoning: ReasoningSetting,
-    ) -> None:
+    def __init__(self, queues: Queues, kept: KeptResponses, *, reasoning: ReasoningSetting) -> None:
         self._reasoning = reasoning
-        self._client = client
-        self._queue = queue
-        self._models = models
+        self._queues = queues
         self._kept = kept
 
     async def submit(
-        self, body: Mapping[str, Any], fields: Fields, caller: Caller, options: QueueOptions
+        self,
+        body: Mapping[str, Any],
+        fields: Fields,
+        caller: Caller,
+        options: QueueOptions,
+        held: ExitStack,
     ) -> Submitted:
         """Submit a response, or find the earlier one with its idempotency key.
 
-        `fields` are those of the body. Raises what `Queue.submit` and `KeptResponses.context`
-        raise; errors name the fields of the body.
+        `fields` are those of the body. `held` ends with the answer. Raises what `Queue.submit` and
+        `KeptResponses.context` raise; errors name the fields of the body.
         """
         tenant = caller.tenant or DEFAULT_TENANT
         name, digest = _identity(body, tenant=tenant, key=options.key)
@@ -80,30 +76,33 @@ class Submitting:
         context: list[Mapping[str, Any]] = []
         if fields.previous_response_id is not None:
             context = await self._kept.context(fields.previous_response_id, caller)
-        model = await self._models.name_for(fields.model, body.get("adapter"))
+        target = await self._queues.target(fields.model, body.get("adapter"))
+        held.enter_context(target.admitted())
+        queue = target.queue
         try:
-            described = call_of(body, name=name, context=context)
+            described = call_of(target.body(body), name=name, context=context)
             call, kept = _call(
-                described, name=name, digest=digest, model=model, reasoning=self._reasoning
+                described, name=name, digest=digest, model=target.model, reasoning=self._reasoning
             )
-            record = await self._queue.submit(call, caller, with_tier(options, body))
+            record = await queue.submit(call, caller, with_tier(options, body))
         except InvalidRequest as error:
             raise in_response(error) from None
         if options.key is not None and fields.is_stored:
             # Another call with this key may have been first.
-            data = await self._client.kept(record.request_id)
+            data = await queue.client.kept(record.request_id)
             kept = kept if data is None else Kept.decode(data)
-        return Submitted(record, kept, fields.is_stored)
+        return Submitted(queue, record, kept, fields.is_stored)
 
     async def _found(self, response_id: str, digest: str, caller: Caller) -> Submitted | None:
         """The earlier response of a key; None without one. Refused if its call was different."""
-        data = await self._client.kept(response_id)
+        queue = await self._queues.holding(response_id)
+        data = await queue.client.kept(response_id)
         if data is None:
             return None
-        record = await self._queue.find(response_id, caller)
+        record = await queue.find(response_id, caller)
         if record.digest != digest[:32]:
             raise Refused(key_reused())
-        return Submitted(record, Kept.decode(data), is_stored=True)
+        return Submitted(queue, record, Kept.decode(data), is_stored=True)
 
 
 def in_response(error: QuireError | Refused) -> QuireError | Refused:
