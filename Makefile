@@ -228,7 +228,7 @@ up: ## the whole stack in containers (PROFILE=cpu, gpu, vllm or vllm-cpu)
 
 down: ## stop the stack
 	@sh ops/check-docker.sh
-	docker compose --profile cpu --profile gpu --profile vllm --profile vllm-cpu --profile gateway --profile batcher --profile notifier down
+	docker compose --profile cpu --profile gpu --profile vllm --profile vllm-cpu --profile gateway --profile batcher --profile notifier --profile console down
 
 clean: ## remove the environment and all caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist

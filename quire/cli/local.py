@@ -1,4 +1,4 @@
-"""The verbs that need no queue: schema, and worker, gateway, demo, which need a checkout."""
+"""The verbs that need no queue: schema, and those that run a program of a checkout."""
 
 from __future__ import annotations
 
@@ -50,6 +50,11 @@ def run_gateway(arguments: argparse.Namespace, console: Console) -> int:
     return _replace_process("service.gateway", arguments, console)
 
 
+def run_console(arguments: argparse.Namespace, console: Console) -> int:
+    """Replaces this process by `python -m service.console`, with all arguments."""
+    return _replace_process("service.console", arguments, console)
+
+
 def run_demo(arguments: argparse.Namespace, console: Console) -> int:
     """Replaces this process by `python -m examples.demo`."""
     return _replace_process("examples.demo", arguments, console)
@@ -62,9 +67,9 @@ def _replace_process(module: str, arguments: argparse.Namespace, console: Consol
     found = importlib.util.find_spec(package)
     if found is None or found.origin is None or not _is_ours(Path(found.origin)):
         console.complain(
-            f"`{package}` cannot be imported here: run workers, gateways and the demo from a "
-            "checkout of Quire (pip install -c constraints.txt -e '.[worker]' or '.[gateway]') or "
-            "from its image, not from the installed client"
+            f"`{package}` cannot be imported here: run workers, gateways, consoles and the demo "
+            "from a checkout of Quire (pip install -c constraints.txt -e '.[worker]', '.[gateway]' "
+            "or '.[console]') or from its image, not from the installed client"
         )
         return EXIT_ERROR
     os.environ["PYTHONPATH"] = os.pathsep.join(

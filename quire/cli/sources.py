@@ -34,7 +34,7 @@ KEYS = (
 )  # fmt: skip
 
 #: The tables of the file, one for each part of Quire.
-TABLES = frozenset({"batcher", "client", "exporter", "gateway", "notifier", "worker"})
+TABLES = frozenset({"batcher", "client", "console", "exporter", "gateway", "notifier", "worker"})
 
 #: Keys of the file that may also be set before all tables.
 SHARED_KEYS = frozenset({"redis_url", "queue", "shards", "log_level", "log_format"})

@@ -65,6 +65,7 @@ VERBS = (
     Verb("config", "local", "show a worker's settings (needs the checkout)", passes_on=True),
     Verb("worker", "local", "run a worker (needs the checkout)", passes_on=True),
     Verb("gateway", "local", "serve OpenAI's API (needs the checkout)", passes_on=True),
+    Verb("console", "local", "serve pages that show a queue (needs the checkout)", passes_on=True),
     Verb(
         "demo",
         "local",

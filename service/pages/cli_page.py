@@ -17,6 +17,7 @@ QUEUE_FLAGS = ("--redis-url", "--queue", "--shards", "--json")
 _PROGRAMS = {
     "worker": "`python -m service`, which has [these settings](configuration.md#worker) as flags",
     "gateway": "`python -m service.gateway`, which has [these](configuration.md#gateway) as flags",
+    "console": "`python -m service.console`, which has [these](configuration.md#console) as flags",
     "config": "`python -m service.settings.show`, after the word `show`. Its flags are `--origin`, "
     "for the source of each setting, `--json`, and all flags of a worker",
     "demo": "`python -m examples.demo`: `--model smollm2` for chats with a real model",

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from quire.cli.sources import KEYS, SHARED_KEYS
 from service.batcher.settings import SHARED_WITH_GATEWAY, BatcherSettings
 from service.batcher.settings import SHARED_WITH_WORKER as BATCHER_SHARED_WITH_WORKER
+from service.console.settings import SHARED_WITH_WORKER as CONSOLE_SHARED
+from service.console.settings import ConsoleSettings
 from service.exporter.settings import ExporterSettings
 from service.gateway.settings import SHARED_WITH_WORKER, GatewaySettings
 from service.notifier.settings import SHARED_WITH_WORKER as NOTIFIER_SHARED
@@ -63,6 +65,7 @@ def render_markdown() -> str:
         *_batcher(),
         "",
         *_notifier(),
+        *_console(),
         "## The `quire` command",
         "",
         "It uses the worker's names, so that both can have the same environment and the same file.",
@@ -100,6 +103,20 @@ def _notifier() -> list[str]:
         f"{_listed(NOTIFIER_SHARED)}.",
         "It also reads the keys above all tables.",
         *markdown_tables(NotifierSettings),
+        "",
+    ]
+
+
+def _console() -> list[str]:
+    return [
+        "## Console",
+        "",
+        "`python -m service.console`, see [the console](../how-to/console.md). Its variables begin",
+        "with `QUIRE_CONSOLE_`, and its table is `[console]`. If one of its own variables is not",
+        "set, the console reads the worker's variable for these settings:",
+        f"{_listed(tuple(CONSOLE_SHARED))}.",
+        "It also reads the keys above all tables.",
+        *markdown_tables(ConsoleSettings),
         "",
     ]
 

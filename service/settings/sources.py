@@ -17,7 +17,8 @@ from quire.wire.refusals import nearest
 
 #: Prefixes of variables that other parts of Quire read.
 FOREIGN_PREFIXES = (
-    *("QUIRE_BATCHER_", "QUIRE_EXPORTER_", "QUIRE_GATEWAY_", "QUIRE_KERNEL_", "QUIRE_TEST_"),
+    *("QUIRE_BATCHER_", "QUIRE_CONSOLE_", "QUIRE_EXPORTER_", "QUIRE_GATEWAY_", "QUIRE_NOTIFIER_"),
+    *("QUIRE_KERNEL_", "QUIRE_TEST_"),
     # The arguments of vLLM: vLLM itself refuses an unknown one.
     "QUIRE_VLLM_",
 )

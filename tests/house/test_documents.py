@@ -16,6 +16,7 @@ import pytest
 from quire.cli.verbs import VERBS
 from service.batcher.register import batcher_families
 from service.batcher.settings import BatcherSettings
+from service.console.settings import ConsoleSettings
 from service.exporter.register import exporter_families
 from service.exporter.settings import ExporterSettings
 from service.gateway.register import gateway_families
@@ -141,6 +142,7 @@ def known_variables() -> frozenset[str]:
     settings = [f"QUIRE_{name.upper()}" for name in Settings.model_fields]
     settings += [f"QUIRE_EXPORTER_{name.upper()}" for name in ExporterSettings.model_fields]
     settings += [f"QUIRE_GATEWAY_{name.upper()}" for name in GatewaySettings.model_fields]
+    settings += [f"QUIRE_CONSOLE_{name.upper()}" for name in ConsoleSettings.model_fields]
     settings += [f"QUIRE_BATCHER_{name.upper()}" for name in BatcherSettings.model_fields]
     settings += [f"QUIRE_NOTIFIER_{name.upper()}" for name in NotifierSettings.model_fields]
     return frozenset([*read, *settings, *(f"{name}_FILE" for name in settings)])

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from service.batcher.settings import BATCHER_PORT, load_batcher_settings
+from service.console.settings import CONSOLE_PORT, load_console_settings
 from service.exporter.settings import load_exporter_settings
 from service.gateway.http.server import CLOSE_SECONDS
 from service.gateway.settings import GATEWAY_PORT, load_gateway_settings
@@ -21,7 +22,7 @@ NATIVE_WORKERS = ["worker-cpu", "worker-gpu"]
 VLLM_WORKERS = ["worker-vllm", "worker-vllm-cpu"]
 WORKERS = [*NATIVE_WORKERS, *VLLM_WORKERS]
 #: Services of our own image.
-OURS = [*WORKERS, "exporter", "gateway", "batcher", "notifier"]
+OURS = [*WORKERS, "exporter", "gateway", "batcher", "notifier", "console"]
 #: Longer than a worker needs after its drain, to release requests and commit the last tokens.
 AFTER_DRAIN_SECONDS = 30
 
@@ -224,6 +225,19 @@ def test_the_notifier_understands_its_environment_and_reads_the_file_of_endpoint
     assert read_endpoints(folder / settings.endpoints_file.name, allows_http=False) == {}
 
 
+def test_the_console_understands_its_environment_and_only_reads(enter, monkeypatch):
+    for key, text in re.findall(r"(QUIRE_\w+)=(\S+)", DOCKERFILE.read_text(encoding="utf-8")):
+        monkeypatch.setenv(key, text)
+    enter("console")
+
+    settings = load_console_settings([])
+
+    assert settings.connection_url == "redis://:as%20in%20the%20file@redis:6379/0"
+    assert (settings.http_host, settings.http_port) == ("0.0.0.0", CONSOLE_PORT)
+    assert (settings.queues, settings.role) == (("default",), "observer")
+    assert SERVICES["console"]["image"] == SERVICES["worker-cpu"]["image"]
+
+
 def test_profiles_choose_the_device():
     assert {name: SERVICES[name].get("profiles") for name in SERVICES} == {
         "redis": None,
@@ -235,6 +249,7 @@ def test_profiles_choose_the_device():
         "gateway": ["gateway"],
         "batcher": ["batcher"],
         "notifier": ["notifier"],
+        "console": ["console"],
         "prometheus": None,
         "grafana": None,
     }

@@ -2,9 +2,7 @@
 
 import asyncio
 import contextlib
-import errno
 import signal
-import socket
 from collections.abc import Iterator
 
 import structlog
@@ -14,6 +12,7 @@ from quire.client.async_client import AsyncClient
 from service.gateway.callers import ApiKeys
 from service.gateway.http.connection import Connection
 from service.gateway.http.lifecycle import Lifecycle
+from service.gateway.http.sockets import listening
 from service.gateway.routes import Gateway
 from service.gateway.settings import GatewaySettings
 from service.settings.sources import ConfigurationError
@@ -24,15 +23,9 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 #: How long answers that are broken off may take to send their last event.
 CLOSE_SECONDS = 5.0
 
-#: Most connections that wait to be accepted.
-BACKLOG = 1024
-
 #: How long a connection may be idle between two calls. Longer than the usual timeout of proxies, so
 #: that the proxy closes first and sends no call over a connection that the gateway is closing.
 KEEP_ALIVE_SECONDS = 75
-
-#: The largest TCP_USER_TIMEOUT that the kernel accepts, in milliseconds.
-MAX_USER_TIMEOUT = (1 << 31) - 1
 
 _log = structlog.get_logger("service.gateway")
 
@@ -47,8 +40,11 @@ class Server:
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
         self._keys = ApiKeys(settings.keys_file, allowed_origins=settings.allowed_origins)
-        self._socket = _listening(
-            settings.http_host, settings.http_port, patience_seconds=settings.patience_seconds
+        self._socket = listening(
+            settings.http_host,
+            settings.http_port,
+            patience_seconds=settings.patience_seconds,
+            kind="gateway",
         )
         self._lifecycle = Lifecycle(
             max_open=settings.max_open_answers,
@@ -160,25 +156,3 @@ def _uvicorn_config(gateway: Gateway) -> uvicorn.Config:
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=int(CLOSE_SECONDS),
     )
-
-
-def _listening(host: str, port: int, *, patience_seconds: float) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            # A closed connection stays until the caller has received everything that was sent. A
-            # caller that receives nothing would keep it and its buffers for ever. With this option
-            # the kernel closes it after a while. Accepted sockets inherit it from the listener.
-            milliseconds = min(int(1000 * patience_seconds), MAX_USER_TIMEOUT)
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        message = f"http_host, http_port: cannot listen on {host}:{port}: {error.strerror}"
-        if error.errno == errno.EADDRINUSE:
-            message += "; another gateway may have it, and port 0 takes a free one"
-        raise ConfigurationError(message) from error
-    return listener

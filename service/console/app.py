@@ -1,0 +1,234 @@
+"""The console as an ASGI application: routes, logins, pages, streams and error pages."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from urllib.parse import quote
+
+import structlog
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+
+from quire.errors import BrokerUnavailable, InvalidRequest, QuireError, UnknownRequest
+from quire.version import quire_version
+from service.console.access import User, Users, check_host
+from service.console.forms import COOKIE, NOTICE_COOKIE, Tokens, keep_cookie, session_of
+from service.console.headers import Headers
+from service.console.pages import PAGES, PageKind, Watched, parameters_of, seen_by
+from service.console.reading.history import NUM_SAMPLES, History
+from service.console.reading.queue import Queue, inspect_queues
+from service.console.reading.request import Piece, piece_after
+from service.console.reading.shared import SharedReads
+from service.console.settings import ConsoleSettings
+from service.console.streams import LiveStream
+from service.console.views import STATIC, Views
+
+#: How long a result is shared by pages that ask for the same.
+FRESH_SECONDS = 0.5
+
+#: How long a readiness check waits for Redis.
+READY_SECONDS = 1.0
+
+#: The media type that a browser asks for to keep a page up to date.
+EVENTS = "text/event-stream"
+
+_log = structlog.get_logger("service.console")
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One request of a user: who it is, and the session of the browser."""
+
+    user: User
+    session: str
+    token: str
+    notice: str
+
+    @property
+    def may_write(self) -> bool:
+        return self.user.is_operator
+
+
+Handler = Callable[[Request, Visit], Awaitable[Response]]
+
+
+class Console:
+    """One console: `app` is what a server runs. For one event loop."""
+
+    def __init__(self, queues: Sequence[Queue], settings: ConsoleSettings, users: Users) -> None:
+        self._settings = settings
+        self._users = users
+        self._tokens = Tokens()
+        self._reads = SharedReads(fresh_seconds=FRESH_SECONDS)
+        period = settings.history_seconds / NUM_SAMPLES
+        self._watched = {
+            queue.name: Watched(queue, History(queue, sample_seconds=period)) for queue in queues
+        }
+        self._views = Views(
+            version=quire_version(),
+            menu=[page for page in PAGES if page.title],
+            queues=list(self._watched),
+        )
+        #: When set, all open streams end.
+        self.closing = asyncio.Event()
+        self._num_streams = 0
+        self.app: ASGIApp = Headers(Starlette(routes=self._routes()))
+
+    def _routes(self) -> list[Route | Mount]:
+        def get(path: str, handler: Handler) -> Route:
+            return Route(path, partial(self._answer, handler), methods=["GET"])
+
+        return [
+            get("/", self._front),
+            get("/find", self._find),
+            *(get(f"/queues/{{queue}}{page.path}", partial(self._show, page)) for page in PAGES),
+            Mount("/static", StaticFiles(directory=STATIC)),
+            Route("/livez", self._livez),
+            Route("/readyz", self._readyz),
+            Route("/{path:path}", partial(self._answer, self._nowhere)),
+        ]
+
+    async def watch(self) -> None:
+        """Samples the queues for the plots, until it is cancelled."""
+        period = self._settings.history_seconds / NUM_SAMPLES
+        while True:
+            for name, watched in self._watched.items():
+                try:
+                    await self._reads.run(watched.history.read)
+                except QuireError as error:
+                    _log.warning("the queue cannot be sampled", queue=name, reason=str(error))
+            await asyncio.sleep(period)
+
+    def close(self) -> None:
+        """Ends the streams, and starts no more reads."""
+        self.closing.set()
+        self._reads.close()
+
+    # What every page goes through.
+
+    async def _answer(self, handler: Handler, request: Request) -> Response:
+        visit = None
+        try:
+            check_host(request.headers.get("Host", ""), self._settings.allowed_hosts)
+            visit = self._visit(request)
+            response = await handler(request, visit)
+        except HTTPException as error:
+            response = self._error_page(visit, error.status_code, error.detail, request)
+            response.headers.update(error.headers or {})
+        except UnknownRequest as error:
+            response = self._error_page(visit, 404, str(error), request)
+        except InvalidRequest as error:
+            response = self._error_page(visit, 400, str(error), request)
+        except QuireError as error:
+            _log.warning("no answer from the queue", reason=str(error))
+            status = 503 if isinstance(error, BrokerUnavailable) else 500
+            response = self._error_page(visit, status, str(error), request)
+        if visit is not None and response.media_type == "text/html":
+            is_secure = request.url.scheme == "https"
+            if request.cookies.get(COOKIE) != visit.session:
+                keep_cookie(response, COOKIE, visit.session, is_secure=is_secure)
+            if visit.notice and response.status_code == 200:
+                response.delete_cookie(NOTICE_COOKIE, httponly=True, samesite="strict")
+        return response
+
+    def _visit(self, request: Request) -> Visit:
+        user, session = self._users.user(request.headers), session_of(request)
+        notice = request.cookies.get(NOTICE_COOKIE, "")[:500]
+        return Visit(user, session, self._tokens.token(session, user.name), notice)
+
+    def _error_page(
+        self, visit: Visit | None, status: int, detail: str, request: Request
+    ) -> Response:
+        context = {"visit": visit, "status": status, "detail": detail, "queue": None, "page": None}
+        if visit is not None and (name := request.path_params.get("queue")) in self._watched:
+            context["queue"] = name
+        return HTMLResponse(self._views.page("error.html", context), status)
+
+    # The pages.
+
+    async def _front(self, _: Request, visit: Visit) -> Response:
+        if len(self._watched) == 1:
+            return RedirectResponse(f"/queues/{next(iter(self._watched))}", 303)
+        queues = [watched.queue for watched in self._watched.values()]
+        states = await self._reads.share("front", partial(inspect_queues, queues))
+        context = {"visit": visit, "queue": None, "page": None, "states": states}
+        return HTMLResponse(self._views.page("front.html", context))
+
+    async def _find(self, request: Request, _: Visit) -> Response:
+        """Leads to the page of a request; the id comes from the form in the menu."""
+        name = self._queue_in(request.query_params.get("queue", "")).queue.name
+        wanted = request.query_params.get("id", "").strip()
+        if not wanted:
+            return RedirectResponse(f"/queues/{name}/requests", 303)
+        return RedirectResponse(f"/queues/{name}/requests/{quote(wanted, safe='~:')}", 303)
+
+    async def _show(self, page: PageKind, request: Request, visit: Visit) -> Response:
+        watched = self._queue_in(request.path_params["queue"])
+        parameters = parameters_of(request, num_shards=len(watched.queue.brokers))
+
+        async def context() -> Mapping[str, Any]:
+            key = (page.name, watched.queue.name, parameters)
+            found = await self._reads.share(key, partial(page.read, watched, parameters))
+            common = {"visit": visit, "queue": watched.queue.name, "page": page}
+            return {**common, "at": parameters, "refresh": self._settings.refresh_seconds, **found}
+
+        if EVENTS not in request.headers.get("Accept", ""):
+            return HTMLResponse(self._views.page(page.template, await context()))
+
+        if self._num_streams >= self._settings.max_streams:
+            raise HTTPException(503, "This console keeps as many pages up to date as it may.")
+
+        async def render() -> str:
+            return self._views.live(page.template, await context())
+
+        broker = watched.queue.broker_of(parameters.request_id)
+
+        async def read_text(seen: int) -> Piece:
+            return await self._reads.run(partial(piece_after, broker, parameters.request_id, seen))
+
+        return LiveStream(
+            render,
+            refresh_seconds=self._settings.refresh_seconds,
+            closing=self.closing,
+            open_one=self._open_stream(),
+            read_text=read_text if page.has_output else None,
+            seen=seen_by(request),
+        )
+
+    async def _nowhere(self, request: Request, _: Visit) -> Response:
+        raise HTTPException(404, f"There is no page {request.url.path}.")
+
+    @contextlib.contextmanager
+    def _open_stream(self) -> Iterator[None]:
+        self._num_streams += 1
+        try:
+            yield
+        finally:
+            self._num_streams -= 1
+
+    def _queue_in(self, name: str) -> Watched:
+        watched = self._watched.get(name)
+        if watched is None:
+            raise HTTPException(404, "This console does not show such a queue.")
+        return watched
+
+    async def _livez(self, _: Request) -> Response:
+        # If this checked Redis too, an outage of Redis would restart the console.
+        return JSONResponse({"ok": True})
+
+    async def _readyz(self, _: Request) -> Response:
+        broker = next(iter(self._watched.values())).queue.brokers[0]
+        try:
+            async with asyncio.timeout(READY_SECONDS):
+                await self._reads.run(broker.now_ms)
+        except (QuireError, TimeoutError):
+            return JSONResponse({"ok": False}, 503)
+        return JSONResponse({"ok": True})

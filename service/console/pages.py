@@ -1,0 +1,146 @@
+"""The pages of a queue: what each reads, by which template it is shown, and its parameters."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from quire.broker.inspection import inspect_memory
+from quire.wire.protocol import MAX_REQUEST_ID_LENGTH, REQUEST_ID_PATTERN
+from service.console.plots import plots_of
+from service.console.reading import lists
+from service.console.reading.history import History
+from service.console.reading.queue import Queue, inspect_queue, inspect_shares
+from service.console.reading.request import life_of
+from service.console.reading.timeline import events_of, spans_of
+
+#: The lists of requests, as the parameter `state` names them.
+STATES = ("running", "waiting", "scheduled", "ended")
+
+#: The ends on the overview.
+NUM_RECENT = 8
+
+_CURSOR = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
+
+
+class Watched(NamedTuple):
+    """A queue, and what it did in the last hour."""
+
+    queue: Queue
+    history: History
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What the address of a page says beside the queue. Equal ones show the same page."""
+
+    request_id: str = ""
+    state: str = "running"
+    shard: int = 0
+    offset: int = 0
+    before: str | None = None
+
+
+Context = dict[str, Any]
+Read = Callable[[Watched, Parameters], Context]
+
+
+@dataclass(frozen=True, slots=True)
+class PageKind:
+    """One kind of page. `path` is below that of its queue; `title` is empty outside the menu.
+
+    `has_output`: an open page also gets the output of its request as it grows.
+    """
+
+    name: str
+    path: str
+    read: Read
+    title: str = ""
+    has_output: bool = False
+
+    @property
+    def template(self) -> str:
+        return f"{self.name}.html"
+
+
+def overview(watched: Watched, _: Parameters) -> Context:
+    """The state of a queue, its tenants, its plots and its newest ends."""
+    queue, history = watched
+    sharing, tenants = inspect_shares(queue)
+    recent = lists.ended(queue.brokers[0], before=None)
+    return {
+        "state": inspect_queue(queue),
+        "num_tenants": sum(one.num_tenants for one in sharing),
+        "by_tokens": any(one.by_tokens for one in sharing),
+        "tenants": tenants,
+        "memory": inspect_memory(queue.connection),
+        "plots": plots_of(history.samples, sample_seconds=history.sample_seconds),
+        "recent": recent.ends[:NUM_RECENT],
+        "at_ms": recent.at_ms,
+    }
+
+
+def requests(watched: Watched, parameters: Parameters) -> Context:
+    """One list of requests of one shard."""
+    broker = watched.queue.brokers[parameters.shard]
+    context: Context = {"states": STATES, "num_shards": len(watched.queue.brokers)}
+    if parameters.state == "ended":
+        return context | {"ends": lists.ended(broker, before=parameters.before)}
+    read = {"running": lists.running, "waiting": lists.waiting, "scheduled": lists.scheduled}
+    return context | {"list": read[parameters.state](broker, offset=parameters.offset)}
+
+
+def request(watched: Watched, parameters: Parameters) -> Context:
+    """The life of one request. UnknownRequest."""
+    life = life_of(watched.queue.broker_of(parameters.request_id), parameters.request_id)
+    return {"life": life, "events": events_of(life), "spans": spans_of(life)}
+
+
+def workers(watched: Watched, _: Parameters) -> Context:
+    """The workers of a queue."""
+    return {"state": inspect_queue(watched.queue)}
+
+
+#: The pages of a queue; those with a title are in the menu, in this order.
+PAGES = (
+    PageKind("overview", "", overview, "Overview"),
+    PageKind("requests", "/requests", requests, "Requests"),
+    PageKind("request", "/requests/{id}", request, has_output=True),
+    PageKind("workers", "/workers", workers, "Workers"),
+)
+
+
+def parameters_of(request: Request, *, num_shards: int) -> Parameters:
+    """The parameters in an address. HTTPException 404 for what no page can have."""
+    query, path = request.query_params, request.path_params
+    found = Parameters(
+        request_id=path.get("id", ""),
+        state=query.get("state", "running"),
+        shard=_number(query.get("shard", "0"), most=num_shards - 1),
+        offset=_number(query.get("offset", "0"), most=lists.MAX_OFFSET),
+        before=query.get("before"),
+    )
+    is_id = re.fullmatch(REQUEST_ID_PATTERN, found.request_id)
+    if "id" in path and (not is_id or len(found.request_id) > MAX_REQUEST_ID_LENGTH):
+        raise HTTPException(404, "This is not the id of a request.")
+    if found.state not in STATES:
+        raise HTTPException(404, "There is no such list of requests.")
+    if found.before is not None and not _CURSOR.fullmatch(found.before):
+        raise HTTPException(404, "There is no such place in the list.")
+    return found
+
+
+def _number(text: str, *, most: int) -> int:
+    # Not `isdigit`, which is true for digits of other scripts.
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) > most:
+        raise HTTPException(404, "There is no such part of the list.")
+    return int(text)
+
+
+def seen_by(request: Request) -> int:
+    """The tokens that an open page has: of its last event, or as its address says."""
+    last = request.headers.get("Last-Event-ID") or request.query_params.get("seen", "0")
+    return _number(last, most=999_999_999)

@@ -1,0 +1,145 @@
+"""Runs a console in one event loop: opens the socket, serves, ends at a signal."""
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Iterator
+
+import redis
+import structlog
+import uvicorn
+
+from quire.transport.connection import connect
+from service.console.access import Users
+from service.console.app import Console
+from service.console.reading.queue import Queue
+from service.console.settings import ConsoleSettings
+from service.gateway.http.sockets import listening
+from service.settings.sources import ConfigurationError
+
+#: The signals that end a console.
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+#: How long responses may take once the console ends.
+CLOSE_SECONDS = 5
+
+#: How long a browser that reads nothing keeps its connection.
+PATIENCE_SECONDS = 60.0
+
+#: The most connections at once; more are refused with 503.
+MAX_CONNECTIONS = 1000
+
+_log = structlog.get_logger("service.console")
+
+
+class Server:
+    """One console and its socket.
+
+    Raises:
+        ConfigurationError: the address cannot be listened on, or the file of users is wrong.
+    """
+
+    def __init__(self, settings: ConsoleSettings) -> None:
+        self._settings = settings
+        self._users = Users(settings.users_file, may_write=settings.role == "operator")
+        self._socket = listening(
+            settings.http_host,
+            settings.http_port,
+            patience_seconds=PATIENCE_SECONDS,
+            kind="console",
+        )
+        self._stopping = asyncio.Event()
+
+    @property
+    def http_port(self) -> int:
+        """The port that the console listens on."""
+        return int(self._socket.getsockname()[1])
+
+    def stop(self) -> None:
+        """End: open pages show their last state."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Serve until a signal comes."""
+        loop = asyncio.get_running_loop()
+        for number in STOP_SIGNALS:
+            loop.add_signal_handler(number, self.stop)
+        loop.add_signal_handler(signal.SIGHUP, self._reload_users)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+        connection = connect(self._settings.connection_url, block_seconds=0.0)
+        try:
+            await self.serve(connection)
+        finally:
+            connection.close()
+
+    async def serve(self, connection: redis.Redis) -> None:
+        """Serve over this connection until `stop` is called."""
+        settings = self._settings
+        queues = [
+            Queue(
+                connection,
+                name,
+                shards=settings.shards,
+                max_queue_seconds=settings.max_queue_seconds,
+                retention_seconds=settings.retention_seconds,
+            )
+            for name in settings.queues
+        ]
+        console = Console(queues, settings, self._users)
+        server = _Uvicorn(_uvicorn_config(console))
+        serving = asyncio.create_task(server.serve(sockets=[self._socket]))
+        watching = asyncio.create_task(console.watch())
+        stopping = asyncio.create_task(self._stopping.wait())
+        self._log_ready()
+        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        console.close()
+        for task in (watching, stopping):
+            task.cancel()
+        server.should_exit = True
+        await serving
+        _log.info("console stopped")
+
+    def _reload_users(self) -> None:
+        try:
+            self._users.reload()
+        except ConfigurationError as error:
+            _log.error("the earlier users stay", reason=str(error))
+        else:
+            _log.info("users are read again", users=len(self._users))
+
+    def _log_ready(self) -> None:
+        settings = self._settings
+        _log.info(
+            "console ready",
+            queues=list(settings.queues),
+            role=settings.role,
+            http_host=settings.http_host,
+            http_port=self.http_port,
+        )
+        if not self._users.are_required:
+            able = "change the queues and read" if settings.role == "operator" else "read"
+            _log.warning(f"no users_file: who reaches this port may {able} all prompts and outputs")
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn's server without its signal handlers: `Server` ends it."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _uvicorn_config(console: Console) -> uvicorn.Config:
+    return uvicorn.Config(
+        console.app,
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        # The console itself logs what uvicorn would log below this level.
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_graceful_shutdown=CLOSE_SECONDS,
+    )

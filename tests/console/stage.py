@@ -1,0 +1,150 @@
+"""A queue with everything that a console shows: much that waits and runs, ends, and hostile texts.
+
+Requests are claimed and committed by the broker's own transitions; only the tokens are made up.
+"""
+
+import secrets
+from collections.abc import Sequence
+
+from quire.broker.broker import Broker
+from quire.transitions.values import Claim, Claimed, CommitItem, QueueLimits, QueuePolicy
+from quire.wire.output import Activity, Completion, ErrorInfo, Execution, FinishReason, State, Usage
+from quire.wire.protocol import GenerationRequest, Priority
+
+#: What a page must show and never run.
+HOSTILE = (
+    "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
+    "</pre>{{ 7 * 191 }} \u202e reversed \x1b[31m red & \"quoted\" 'too'"
+)
+#: A request that has run on two workers, and one that runs on.
+RESUMED, RUNNING, ENDED = "report~resumed", "report~running", "report~ended"
+WORDS = ("the", "pages", "of", "a", "quire", "are", "gathered", "and", "bound", "into", "one")
+TENANTS = ("acme", "globex", "initech", "umbrella")
+
+
+def request(request_id: str, *, number: int = 0, prompt: str = "", **changes) -> GenerationRequest:
+    """A request of one of the tenants."""
+    text = prompt or f"Summarise page {number}."
+    body = {"prompt": text, "max_tokens": 400, "temperature": 0.7, "seed": number}
+    fields = {"tenant": TENANTS[number % len(TENANTS)], "priority": Priority(number % 4)}
+    return GenerationRequest(id=request_id, kind="completions", body=body, **(fields | changes))
+
+
+def words(start: int, count: int) -> list[str]:
+    """The texts of made-up tokens."""
+    return [f" {WORDS[index % len(WORDS)]}" for index in range(start, start + count)]
+
+
+def item(
+    claim: Claim, start: int, pieces: Sequence[str], *, end: Completion | None = None
+) -> CommitItem:
+    """A commit of tokens with these texts."""
+    ids = tuple(range(start, start + len(pieces)))
+    ends, length = [], 0
+    for piece in pieces:
+        length += len(piece)
+        ends.append(length)
+    return CommitItem(
+        claim, start, ids, "".join(pieces), text_ends=tuple(ends), completion=end,
+        activity=None if end else Activity.DECODING,
+    )  # fmt: skip
+
+
+def completed(request_id: str, *, tokens: int = 9, error: ErrorInfo | None = None) -> Completion:
+    """An end as a worker writes it."""
+    return Completion(
+        request_id,
+        State.FAILED if error else State.COMPLETED,
+        FinishReason.ERROR if error else FinishReason.EOS,
+        usage=Usage(prompt_tokens=31, cached_tokens=16),
+        error=error,
+        preemptions=2,
+        model="abacus",
+        execution=Execution(0.02, 0.11, 1.9, 0.4, 2.0, tokens - 1, 22.5, 1),
+    )
+
+
+def claim(broker: Broker, count: int) -> list[Claimed]:
+    """Claims the requests that are due next."""
+    found: list[Claimed] = []
+    while len(found) < count:
+        asked = broker.peek(count=min(100, count - len(found)))
+        found += [one for one in broker.claim(asked) if isinstance(one, Claimed)]
+    return found
+
+
+def claim_one(broker: Broker, wanted: GenerationRequest) -> Claimed:
+    """Submits a request, and claims it while nothing else waits."""
+    broker.submit(wanted)
+    (found,) = claim(broker, 1)
+    assert found.claim.request_id == wanted.id
+    return found
+
+
+def play(broker: Broker, *, num_waiting: int, num_running: int, num_ended: int) -> None:
+    """Fills an empty queue."""
+    broker.ensure_groups()
+    broker.announce(QueuePolicy("adaptive", 30_000, 4096))
+    broker.set_limits(QueueLimits(requests=50_000, per_tenant=20_000, rates={"acme": 600_000}))
+    lives(broker)
+    submit(broker, num_ended, name="done")
+    for number, found in enumerate(claim(broker, num_ended)):
+        error = ErrorInfo("device_failed", HOSTILE) if number % 17 == 0 else None
+        end = completed(found.claim.request_id, error=error)
+        broker.commit([item(found.claim, 0, words(number, 9), end=end)])
+    letters(broker)
+    submit(broker, num_running, name="run")
+    broker.commit(
+        [item(one.claim, 0, words(number, 60)) for number, one in
+         enumerate(claim(broker, num_running))]
+    )  # fmt: skip
+    submit(broker, num_waiting, name="wait")
+    for number in range(3):
+        later = broker.now_ms() + 3_600_000 * (number + 1)
+        broker.submit(request(f"later-{number}", number=number, not_before_ms=later))
+    beat(broker)
+
+
+def submit(broker: Broker, count: int, *, name: str) -> None:
+    """Submits requests in parts."""
+    made = [request(f"{name}-{number:05d}", number=number) for number in range(count)]
+    for first in range(0, count, 500):
+        broker.submit_many(made[first : first + 500])
+
+
+def lives(broker: Broker) -> None:
+    """The three requests that a test looks at by name."""
+    first = claim_one(broker, request(RESUMED, prompt=HOSTILE, metadata={"row": HOSTILE}))
+    broker.commit([item(first.claim, 0, words(0, 30))])
+    broker.release([first.claim])
+    (again,) = claim(broker, 1)
+    broker.commit([item(again.claim, 30, [HOSTILE, *words(31, 40)])])
+    running = claim_one(broker, request(RUNNING, number=1))
+    broker.commit([item(running.claim, 0, words(0, 20))])
+    ended = claim_one(broker, request(ENDED, number=2))
+    broker.commit([item(ended.claim, 0, words(0, 25))])
+    broker.commit([item(ended.claim, 25, [], end=completed(ENDED, tokens=25))])
+
+
+def letters(broker: Broker) -> None:
+    """Dead letters, one with a hostile reason."""
+    for number, reason in enumerate(("the body cannot be read", HOSTILE, "five claims were lost")):
+        found = claim_one(broker, request(f"dead-{number}", number=number, prompt=HOSTILE))
+        broker.dead_letter(found.claim, reason)
+
+
+def beat(broker: Broker, *, generated: int = 40_000) -> None:
+    """What workers of all kinds have signed."""
+    load = {"claims": 250.0, "running": 240.0, "waiting": 4.0, "prefilling": 6.0}
+    load |= {"decoding": 238.0, "preempted": 2.0}
+    for number, usage in enumerate((0.82, 0.47)):
+        told = {**load, "kv_usage": usage, "generated": float(generated)}
+        broker.beat_worker(f"gpu-{number}", "ready", told, model="abacus")
+    broker.beat_worker("old", "ready", load, model="abacus")
+    broker.beat_worker("last-week", "draining", {"claims": 3.0}, model="abacus")
+    broker.beat_worker(f"{HOSTILE}", "failed", {"claims": 0.0}, model=HOSTILE)
+
+
+def new_name() -> str:
+    """The name of a queue that nobody else has."""
+    return f"console-{secrets.token_hex(4)}"
