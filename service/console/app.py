@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import structlog
 from starlette.applications import Starlette
@@ -20,7 +20,15 @@ from starlette.types import ASGIApp
 from quire.errors import BrokerUnavailable, InvalidRequest, QuireError, UnknownRequest
 from quire.version import quire_version
 from service.console.access import User, Users, check_host
-from service.console.forms import COOKIE, NOTICE_COOKIE, Tokens, keep_cookie, session_of
+from service.console.actions import ACTIONS, Fields
+from service.console.forms import (
+    COOKIE,
+    NOTICE_COOKIE,
+    Tokens,
+    fields_of,
+    keep_cookie,
+    session_of,
+)
 from service.console.headers import Headers
 from service.console.pages import PAGES, PageKind, Watched, parameters_of, seen_by
 from service.console.reading.history import NUM_SAMPLES, History
@@ -36,6 +44,9 @@ FRESH_SECONDS = 0.5
 
 #: How long a readiness check waits for Redis.
 READY_SECONDS = 1.0
+
+#: What Redis says of a command that its user may not run, itself or in a script.
+FORBIDDEN = ("NOPERM", "can't run this command", "does not allow the command")
 
 #: The media type that a browser asks for to keep a page up to date.
 EVENTS = "text/event-stream"
@@ -89,6 +100,11 @@ class Console:
         return [
             get("/", self._front),
             get("/find", self._find),
+            Route(
+                "/queues/{queue}/actions/{action}",
+                partial(self._answer, self._act),
+                methods=["POST"],
+            ),
             *(get(f"/queues/{{queue}}{page.path}", partial(self._show, page)) for page in PAGES),
             Mount("/static", StaticFiles(directory=STATIC)),
             Route("/livez", self._livez),
@@ -130,6 +146,8 @@ class Console:
         except QuireError as error:
             _log.warning("no answer from the queue", reason=str(error))
             status = 503 if isinstance(error, BrokerUnavailable) else 500
+            if any(words in str(error) for words in FORBIDDEN):
+                status = 403
             response = self._error_page(visit, status, str(error), request)
         if visit is not None and response.media_type == "text/html":
             is_secure = request.url.scheme == "https"
@@ -141,7 +159,7 @@ class Console:
 
     def _visit(self, request: Request) -> Visit:
         user, session = self._users.user(request.headers), session_of(request)
-        notice = request.cookies.get(NOTICE_COOKIE, "")[:500]
+        notice = unquote(request.cookies.get(NOTICE_COOKIE, ""))[:500]
         return Visit(user, session, self._tokens.token(session, user.name), notice)
 
     def _error_page(
@@ -202,6 +220,29 @@ class Console:
             read_text=read_text if page.has_output else None,
             seen=seen_by(request),
         )
+
+    async def _act(self, request: Request, visit: Visit) -> Response:
+        """Carries out what an operator asks for, and leads to the page that shows it."""
+        queue = self._queue_in(request.path_params["queue"]).queue
+        action = ACTIONS.get(request.path_params["action"])
+        if action is None:
+            raise HTTPException(404, "There is no such action.")
+        if not visit.may_write:
+            raise HTTPException(403, "Only operators may change a queue.")
+        fields = Fields(await fields_of(request))
+        self._tokens.check(request, fields.first, visit.user.name)
+        about = {"action": action.__name__, "queue": queue.name, "user": visit.user.name}
+        try:
+            notice, path = await self._reads.run(partial(action, queue, fields))
+        except QuireError as error:
+            _log.warning("an action has failed", **about, reason=str(error))
+            raise
+        _log.info("an operator has acted", **about, done=notice)
+        self._reads.forget()
+        response = RedirectResponse(f"/queues/{queue.name}{quote(path, safe='/~:')}", 303)
+        is_secure = request.url.scheme == "https"
+        keep_cookie(response, NOTICE_COOKIE, quote(notice), is_secure=is_secure)
+        return response
 
     async def _nowhere(self, request: Request, _: Visit) -> Response:
         raise HTTPException(404, f"There is no page {request.url.path}.")

@@ -13,6 +13,8 @@ from quire.wire.protocol import MAX_REQUEST_ID_LENGTH, REQUEST_ID_PATTERN
 from service.console.plots import plots_of
 from service.console.reading import lists
 from service.console.reading.history import History
+from service.console.reading.letters import letters_of
+from service.console.reading.limits import limits_state
 from service.console.reading.queue import Queue, inspect_queue, inspect_shares
 from service.console.reading.request import life_of
 from service.console.reading.timeline import events_of, spans_of
@@ -104,12 +106,28 @@ def workers(watched: Watched, _: Parameters) -> Context:
     return {"state": inspect_queue(watched.queue)}
 
 
+def dead(watched: Watched, parameters: Parameters) -> Context:
+    """The dead letters of one shard."""
+    broker = watched.queue.brokers[parameters.shard]
+    return {
+        "page_of": letters_of(broker, before=parameters.before),
+        "num_shards": len(watched.queue.brokers),
+    }
+
+
+def limits(watched: Watched, _: Parameters) -> Context:
+    """The limits of a queue and of its tenants."""
+    return {"state": limits_state(watched.queue)}
+
+
 #: The pages of a queue; those with a title are in the menu, in this order.
 PAGES = (
     PageKind("overview", "", overview, "Overview"),
     PageKind("requests", "/requests", requests, "Requests"),
     PageKind("request", "/requests/{id}", request, has_output=True),
     PageKind("workers", "/workers", workers, "Workers"),
+    PageKind("dead", "/dead", dead, "Dead letters"),
+    PageKind("limits", "/limits", limits, "Limits"),
 )
 
 

@@ -43,18 +43,28 @@ function giveFocusBack(part, place) {
   }
 }
 
+function isFilledIn(field) {
+  if (field.type === "checkbox") return field.checked !== field.defaultChecked;
+  if (field.tagName === "SELECT") return [...field.options].some((one) => one.selected !== one.defaultSelected);
+  return field.value !== field.defaultValue;
+}
+
 function isBeingUsed(part) {
   const focused = document.activeElement;
   const isTyping = focused !== null && focused.matches("input, select, textarea");
-  const isChosen = part.querySelector("input[type=checkbox]:checked:not([data-keep])") !== null;
+  const isChanged = [...part.querySelectorAll("input, select, textarea")].some(isFilledIn);
   const selection = document.getSelection();
   const isSelecting = selection !== null && !selection.isCollapsed && part.contains(selection.anchorNode);
-  return (isTyping && part.contains(focused)) || isChosen || isSelecting;
+  return (isTyping && part.contains(focused)) || isChanged || isSelecting;
 }
 
 function showPart(html) {
   const part = document.getElementById("live");
-  if (isBeingUsed(part)) return;
+  if (isBeingUsed(part)) {
+    tell("off", "Waits for you: a form or a selection is in use");
+    return;
+  }
+  tell("", "Up to date");
   const place = placeOfFocus(part);
   const scrolled = [...part.querySelectorAll(".scroll")].map((one) => one.scrollLeft);
   const opened = [...part.querySelectorAll("details[open]")].map((one) => one.id);
