@@ -82,6 +82,10 @@ class Memory:
         pages = int(self._statm.read_text().split()[1])
         self.samples.append((part, pages * resource.getpagesize()))
 
+    def at(self, part: float) -> int:
+        """Its size when this part of the lines was done for the first time."""
+        return next((size for done, size in self.samples if done >= part), self.samples[-1][1])
+
     @property
     def growth_bytes(self) -> int:
         """By how much its median grew between the third and the last part of the run."""
@@ -177,6 +181,7 @@ def measure(url: str, folder: Path, *, num_lines: int, rounds: int) -> dict[str,
             "batcher_processor_ms_per_line": 1000
             * (process_seconds(pid) - used)
             / (rounds * num_lines),
+            "batcher_mib_at": {f"{part:.0%}": memory.at(part) / 2**20 for part in (0.1, 0.5, 1.0)},
             "batcher_peak_mib": max(size for _, size in memory.samples) / 2**20,
             "batcher_growth_mib": memory.growth_bytes / 2**20,
         }

@@ -15,6 +15,7 @@ from typing import Any
 
 import redis.asyncio
 
+from quire.broker.async_shard import heeding_cancels
 from quire.keys import Keys
 from service.notifier.events import Event
 
@@ -118,15 +119,18 @@ class Deliveries:
         keys = [self._due, self._counts, self._prefix + event.webhook_id]
         member = _member(event.tenant, event.webhook_id)
         arguments: list[Any] = [member, event.tenant, event.body, event.created_ms]
-        return bool(await self._add(keys, [*arguments, self._most, self._life_ms]))
+        adding = self._add(keys, [*arguments, self._most, self._life_ms])
+        return bool(await heeding_cancels(adding))
 
     async def take(self, *, count: int, lease_seconds: float) -> Taken:
         """Leases webhooks that are due, the oldest first."""
-        now, members, due, num = await self._take([self._due], [int(lease_seconds * 1000), count])
+        taking = self._take([self._due], [int(lease_seconds * 1000), count])
+        now, members, due, num = await heeding_cancels(taking)
         found = []
         for member in members:
             tenant, _, webhook_id = member.decode().partition(":")
-            fields: Any = await self._connection.hgetall(self._prefix + webhook_id)
+            reading: Any = self._connection.hgetall(self._prefix + webhook_id)
+            fields = await heeding_cancels(reading)
             if b"body" not in fields:
                 # Its key has expired: nobody tried it for days.
                 await self.forget(tenant, webhook_id)
@@ -140,12 +144,13 @@ class Deliveries:
         """Makes a webhook due after a pause."""
         keys = [self._due, self._prefix + pending.webhook_id]
         member = _member(pending.tenant, pending.webhook_id)
-        await self._defer(keys, [member, int(seconds * 1000), int(was_tried)])
+        deferring = self._defer(keys, [member, int(seconds * 1000), int(was_tried)])
+        await heeding_cancels(deferring)
 
     async def forget(self, tenant: str, webhook_id: str) -> None:
         """Removes a webhook: it was posted, or is given up."""
         keys = [self._due, self._counts, self._prefix + webhook_id]
-        await self._forget(keys, [_member(tenant, webhook_id), tenant])
+        await heeding_cancels(self._forget(keys, [_member(tenant, webhook_id), tenant]))
 
 
 def _member(tenant: str, webhook_id: str) -> str:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import count, islice
 from pathlib import Path
@@ -25,6 +26,9 @@ from tests.chaos.orders import ORDER_PLANTS
 from tests.chaos.plants import PLANTS
 from tests.chaos.real import VLLM
 from tests.chaos.schedules import is_real
+from tests.chaos.sinks.controls import SINKS_LIVE
+from tests.chaos.sinks.laws import SINK_PLANTS
+from tests.chaos.sinks.schedules import has_batch
 
 #: The figures that programs read, always there. `fenced_commits`, `lost_claims` and `rewinds` are
 #: the workers' own metrics: what was said for a claim that was someone else's by then, such claims
@@ -35,13 +39,24 @@ FIGURES = (
     *("lost_replies", "cancels", "duplicate_submits", "resumed_requests", "fenced_commits"),
     *("lost_claims", "rewinds", "reaps", "reader_rewinds", "departures", "resubmits"),
     *("preemptions", "real_schedules", "vllm_schedules", "vllm_workers", "vllm_kills"),
-    *("turns", "ends_told", "tokens_lost", "tokens_repeated", "tokens_different"),
+    *("batches", "batch_lines", "webhooks", "webhooks_again", "http_retries"),
+    *("gateway_kills", "batcher_kills", "notifier_kills", "gateway_pauses", "batcher_pauses"),
+    *("notifier_pauses", "turns", "ends_told"),
+    *("tokens_lost", "tokens_repeated", "tokens_different"),
+    *("lines_lost", "lines_repeated", "ends_lost", "ends_under_two_ids"),
 )
 #: Violations by what has happened to tokens, in the audit's words.
 TOKEN_FIGURES = {
     "tokens_lost": ("are missing", "the log holds", "is no beginning of the log", "completed with"),
     "tokens_repeated": ("were written twice",),
     "tokens_different": ("is not that of the uninterrupted run",),
+}
+#: The same for the lines of batches and for ends.
+SINK_FIGURES = {
+    "lines_lost": ("has 0 results",),
+    "lines_repeated": ("has 2 results", "a request that is no line's"),
+    "ends_lost": ("was told 0 times", "was posted by no webhook"),
+    "ends_under_two_ids": ("was posted under 2 ids",),
 }
 MOST_SEED = 1_000_000
 #: The width of a terminal that progress must not overflow.
@@ -80,20 +95,20 @@ def _plays(options: argparse.Namespace) -> list[Play]:
     if options.control is not None:
         return [Play(kind, options.control, engine) for kind in (CONTROL, INTACT)]
     first = options.first if options.first is not None else random.randrange(MOST_SEED)
-    controls = [Play(kind, name) for name in LIVE for kind in (CONTROL, INTACT)]
+    controls = [Play(CONTROL, name) for name in (*LIVE, *SINKS_LIVE)]
+    controls = [replace(play, kind=kind) for play in controls for kind in (CONTROL, INTACT)]
     if engine == VLLM:
         controls += [Play(kind, name, VLLM) for name in VLLM_LIVE for kind in (CONTROL, INTACT)]
     seeds = [*range(first, first + options.schedules)]
-    seeds += islice(
-        (seed for seed in count(first + options.schedules) if is_real(seed)), options.real
-    )
+    for number, is_wanted in ((options.real, is_real), (options.batches, has_batch)):
+        seeds += islice(filter(is_wanted, count(first + options.schedules)), number)
     schedules = [Play(SCHEDULE, str(seed), engine) for seed in seeds]
     return (controls if options.controls else []) + schedules
 
 
 def _audit_the_audit(figures: Counter[str]) -> None:
     """The controls that need no process."""
-    plants = (*PLANTS.values(), *ORDER_PLANTS.values())
+    plants = (*PLANTS.values(), *ORDER_PLANTS.values(), *SINK_PLANTS.values())
     figures["controls"] += len(plants)
     figures["controls_caught"] += sum(plant.is_found for plant in plants)
 
@@ -110,7 +125,7 @@ def _count(figures: Counter[str], report: Report) -> None:
     figures["real_schedules"] += report.play.is_real
     figures["vllm_schedules"] += report.play.kind == SCHEDULE and report.play.engine == VLLM
     figures["violations"] += len(report.sentences)
-    for name, words in TOKEN_FIGURES.items():
+    for name, words in (TOKEN_FIGURES | SINK_FIGURES).items():
         figures[name] += sum(any(word in text for word in words) for text in report.sentences)
 
 
@@ -145,6 +160,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--real", type=natural, default=0, help="how many to play with the embedded model besides"
     )
+    parser.add_argument(
+        "--batches", type=natural, default=0, help="how many to play with a batch besides"
+    )
     parser.add_argument("--jobs", type=positive, default=4, help="how many to play at once")
     parser.add_argument(
         "--seconds", type=not_negative, default=0.0, help="start none after so long"
@@ -155,13 +173,15 @@ def _options() -> argparse.Namespace:
         "--engine", choices=["", VLLM], default="", help="of some workers or all; [a fake one]"
     )
     parser.add_argument(
-        "--control", choices={**LIVE, **VLLM_LIVE}, help="play this one alone, broken and intact"
+        "--control",
+        choices={**LIVE, **SINKS_LIVE, **VLLM_LIVE},
+        help="play this one alone, broken and intact",
     )
     parser.add_argument(
         "--controls", action=argparse.BooleanOptionalAction, default=True, help="break laws, too"
     )
     options = parser.parse_args()
-    known = VLLM_LIVE if options.engine == VLLM else LIVE
+    known = VLLM_LIVE if options.engine == VLLM else {**LIVE, **SINKS_LIVE}
     if options.control is not None and options.control not in known:
         parser.error(f"--control {options.control} needs another --engine")
     if options.engine == VLLM and find_spec(VLLM) is None:

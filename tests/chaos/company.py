@@ -2,7 +2,7 @@
 
 A schedule mostly waits, for leases and for processes; so several share a core well. Those with the
 real model are played by a process of their own, whose workers find torch imported; those with vLLM
-by two, whose workers find vLLM loaded.
+by two, whose workers find vLLM loaded; and those with a batch by two.
 """
 
 import os
@@ -21,14 +21,17 @@ from tests.chaos import forking
 from tests.chaos.controls import run_control
 from tests.chaos.real import VLLM
 from tests.chaos.schedules import draw_plan, is_real, play
+from tests.chaos.sinks.controls import SINKS_LIVE, run_sinks_control
+from tests.chaos.sinks.schedules import draw_batch, has_batch, play_batch
 from tests.chaos.stage import Outcome, Stuck
 
 #: The kinds of plays: a drawn schedule, a control with its law broken, the same with it intact.
 SCHEDULE, CONTROL, INTACT = "schedule", "control", "intact"
-#: What workers are forked with: a fake model, the embedded one, or that and vLLM.
-FAKE, REAL = "fake", "real"
+#: What workers are forked with: a fake model, the embedded one, or that and vLLM; or beside a fake
+#: model gateways, batchers and notifiers.
+FAKE, REAL, SINKS = "fake", "real", "sinks"
 #: Processes that play at once. One that waits for a real model uses a core, and vLLM takes memory.
-MOST_PROCESSES = {FAKE: 64, REAL: 1, VLLM: 2}
+MOST_PROCESSES = {FAKE: 64, REAL: 1, VLLM: 2, SINKS: 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +50,21 @@ class Play:
         """What the processes of its workers are forked with."""
         if self.engine == VLLM:
             return VLLM
+        if self.has_batch:
+            return SINKS
         return REAL if self.is_real else FAKE
 
     @property
     def is_real(self) -> bool:
         """It is played with the real model."""
         return self.engine == VLLM or (self.kind == SCHEDULE and is_real(int(self.name)))
+
+    @property
+    def has_batch(self) -> bool:
+        """It is played with a batch over HTTP, its batchers and notifiers."""
+        if self.engine == VLLM:
+            return False
+        return has_batch(int(self.name)) if self.kind == SCHEDULE else self.name in SINKS_LIVE
 
     @property
     def replay(self) -> str:
@@ -143,6 +155,10 @@ def perform(play: Play) -> Report:
 
 
 def _outcome_of(what: Play) -> Outcome:
+    if what.has_batch:
+        if what.kind == SCHEDULE:
+            return play_batch(draw_batch(int(what.name)))
+        return run_sinks_control(what.name, intact=what.kind == INTACT)
     if what.kind == SCHEDULE:
         return play(draw_plan(int(what.name), what.engine))
     return run_control(what.name, intact=what.kind == INTACT, engine=what.engine)
@@ -159,3 +175,5 @@ def _begin(stock: str) -> None:
         forking.prepare_for_the_model()
     elif stock == VLLM:
         forking.prepare_for_vllm()
+    elif stock == SINKS:
+        forking.prepare_for_sinks()

@@ -21,6 +21,12 @@ IMPORTS = ("tests.chaos.clients", "tests.chaos.worker", "tokenizers", "pydantic_
 #: What a worker with the real model needs besides; takes seconds, and only such plays need it.
 MODEL_IMPORTS = ("engine.model.load.load_runner", "service.model.text")
 
+#: What gateways, batchers and notifiers need, and only their plays.
+SINK_IMPORTS = (
+    *("tests.chaos.sinks.services", "service.gateway.http.server", "service.batcher.batcher"),
+    "service.notifier.notifier",
+)
+
 #: What workers with vLLM need besides: importing it loads vLLM, which takes tens of seconds.
 VLLM_IMPORT = "tests.chaos.loaded_vllm"
 
@@ -31,6 +37,11 @@ _context.set_forkserver_preload(list(IMPORTS))
 def prepare_for_the_model() -> None:
     """Lets the server import torch, too. Too late once it runs, so called first in a process."""
     _context.set_forkserver_preload([*IMPORTS, *MODEL_IMPORTS])
+
+
+def prepare_for_sinks() -> None:
+    """Lets the server import gateways, batchers and notifiers, too. See above."""
+    _context.set_forkserver_preload([*IMPORTS, *SINK_IMPORTS])
 
 
 def prepare_for_vllm() -> None:

@@ -23,6 +23,7 @@ from tests.chaos import adapters, append_only
 from tests.chaos.callers import Caller, Cancellation, Wanted
 from tests.chaos.clients import ClientProcess, Event
 from tests.chaos.judge import judge, left_over
+from tests.chaos.processes import LoggedProcess
 from tests.chaos.worker import ChaosWorker
 from tests.quire.proxy import Wire
 
@@ -282,6 +283,11 @@ class Stage:
         """Bytes of the append-only file: what was answered so far is in it."""
         return append_only.log_file(self._data).stat().st_size
 
+    @property
+    def everybody(self) -> Sequence[LoggedProcess | ClientProcess]:
+        """Whoever may know why something does not come."""
+        return (*self.workers, *self.clients)
+
     # -- watching -------------------------------------------------------------------------------
 
     @property
@@ -305,7 +311,7 @@ class Stage:
                 if condition():
                     return
             pause.wait(POLL_SECONDS)
-        words = "\n".join(f"-- {p.name} --\n{p.log_tail()}" for p in (*self.workers, *self.clients))
+        words = "\n".join(f"-- {p.name} --\n{p.log_tail()}" for p in self.everybody)
         raise Stuck(f"never came: {what}\n{words}")
 
     # -- the end --------------------------------------------------------------------------------

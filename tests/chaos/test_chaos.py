@@ -29,6 +29,19 @@ from tests.chaos.orders import (
 )
 from tests.chaos.plants import MAX_ATTEMPTS, PLANTS, sound_log
 from tests.chaos.schedules import CONSTRAINTS, FAULTS, draw_plan, is_real, recorded
+from tests.chaos.sinks.laws import (
+    CANCELLED,
+    SINK_PLANTS,
+    SOUND_HOOKS,
+    SOUND_RESULTS,
+    SOUND_TOLD,
+    SOUND_WANTED,
+    Result,
+    hook_violations,
+    result_violations,
+    told_once,
+)
+from tests.chaos.sinks.schedules import draw_batch
 from tests.engine.model.adapted import merged
 
 #: Between them every fault there is.
@@ -37,6 +50,8 @@ SMOKE_SEEDS = (90, 661, 690)
 FORGETFUL_SEED = 690
 #: One with the embedded model: workers are killed and stopped, and Redis loses its tail twice.
 REAL_SEED = 3009
+#: One with a batch over HTTP: gateways, batchers and notifiers are killed, stopped and drained.
+BATCH_SEED = 613
 #: Plays at once.
 JOBS = 4
 #: Whichever test is the first waits for all plays.
@@ -67,7 +82,7 @@ def abacus() -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
 @pytest.fixture(scope="module")
 def reports(own_redis: None) -> Mapping[Play, Report]:
     """All plays of this file, played at once: they mostly wait."""
-    plays = [Play(SCHEDULE, str(seed)) for seed in (REAL_SEED, *SMOKE_SEEDS)]
+    plays = [Play(SCHEDULE, str(seed)) for seed in (REAL_SEED, BATCH_SEED, *SMOKE_SEEDS)]
     plays += [Play(kind, name) for name in LIVE for kind in (CONTROL, INTACT)]
     with Company(JOBS) as company:
         return {report.play: report for report in company.perform(plays)}
@@ -76,7 +91,7 @@ def reports(own_redis: None) -> Mapping[Play, Report]:
 @pytest.mark.real_redis
 @pytest.mark.processes
 @pytest.mark.timeout(FIRST_TEST_SECONDS)
-@pytest.mark.parametrize("seed", [*SMOKE_SEEDS, REAL_SEED])
+@pytest.mark.parametrize("seed", [*SMOKE_SEEDS, REAL_SEED, BATCH_SEED])
 def test_whatever_goes_wrong_every_log_is_that_of_the_uninterrupted_run(reports, seed):
     report = reports[Play(SCHEDULE, str(seed))]
     assert report.sentences == ()
@@ -181,6 +196,26 @@ def test_the_audit_names_what_is_out_of_order(name):
 def test_the_small_schedules_hold_turns_of_a_session():
     turns = [wanted.request.session_id for seed in SMOKE_SEEDS for wanted in draw_plan(seed).wanted]
     assert turns.count("talk") >= 2
+
+
+def test_a_schedule_of_batches_is_always_the_same_and_has_every_kind_of_victim():
+    assert draw_batch(BATCH_SEED) == draw_batch(BATCH_SEED)
+    drawn = {fault.kind for fault in draw_batch(BATCH_SEED).faults}
+    assert {"kill_gateway", "kill_batcher", "pause_batcher", "kill_notifier"} <= drawn
+
+
+def test_the_audit_accepts_the_results_and_webhooks_of_a_sound_batch():
+    assert list(result_violations(SOUND_WANTED, SOUND_RESULTS)) == []
+    assert list(told_once(SOUND_TOLD, SOUND_TOLD)) == []
+    assert list(hook_violations(SOUND_TOLD, SOUND_HOOKS)) == []
+    cut = Result("row-1", CANCELLED, is_error=True)
+    results = (cut, *SOUND_RESULTS[1:])
+    assert list(result_violations(SOUND_WANTED, results, was_cancelled=True)) == []
+
+
+@pytest.mark.parametrize("name", SINK_PLANTS)
+def test_the_audit_names_what_is_wrong_with_a_batch_or_a_webhook(name):
+    assert SINK_PLANTS[name].is_found
 
 
 def test_a_log_is_cut_at_the_end_of_a_whole_transaction(tmp_path):

@@ -6,8 +6,11 @@ import pytest
 
 from tests.chaos import __main__ as command
 from tests.chaos.company import CONTROL, INTACT, SCHEDULE, Play, Report
+from tests.chaos.orders import ORDER_PLANTS
 from tests.chaos.plants import PLANTS
 from tests.chaos.real import VLLM, draw_vllm_workers
+from tests.chaos.sinks.controls import SINKS_LIVE
+from tests.chaos.sinks.laws import SINK_PLANTS
 from tests.chaos.stage import Cast
 
 
@@ -67,6 +70,10 @@ def test_the_command_fails_for_all_that_went_wrong_and_says_what_plays_it_again(
         ("a: completed with 4 of 9 tokens", "tokens lost"),
         ("a: tokens 3 to 5 were written twice", "tokens repeated"),
         ("a: token 3 is not that of the uninterrupted run", "tokens different"),
+        ("line row-3 has 0 results", "lines lost"),
+        ("line row-3 has 2 results", "lines repeated"),
+        ("a: its end (batch.failed) was posted by no webhook", "ends lost"),
+        ("a: its end (batch.failed) was posted under 2 ids", "ends under two ids"),
     ],
 )
 def test_what_has_happened_to_tokens_is_counted(monkeypatch, capsys, violation, figure):
@@ -76,22 +83,23 @@ def test_what_has_happened_to_tokens_is_counted(monkeypatch, capsys, violation, 
     assert command.main() == 1
     told = capsys.readouterr().out.splitlines()
     counts = {line[:26].strip(): line[26:].strip() for line in told}
-    assert [name for name in counts if name.startswith("tokens ") and counts[name] == "1"] == [
-        figure
-    ]
+    names = {name.replace("_", " ") for name in (*command.TOKEN_FIGURES, *command.SINK_FIGURES)}
+    assert [name for name in counts if name in names and counts[name] == "1"] == [figure]
 
 
 def test_the_words_for_lost_and_repeated_tokens_are_those_of_the_audit():
-    said = [plant.words for plant in PLANTS.values() if plant.is_found]
-    for words in command.TOKEN_FIGURES.values():
+    plants = (*PLANTS.values(), *ORDER_PLANTS.values(), *SINK_PLANTS.values())
+    said = [plant.words for plant in plants if plant.is_found]
+    for words in (*command.TOKEN_FIGURES.values(), *command.SINK_FIGURES.values()):
         assert any(word in sentence for word in words for sentence in said), words
 
 
 def test_plays_with_vllm_say_so_in_the_command_that_plays_them_again():
     assert Play(SCHEDULE, "5", VLLM).replay == "python -m tests.chaos --seed 5 --engine vllm"
-    assert [Play(SCHEDULE, name, engine).stock for name, engine in (("5", ""), ("9", ""))] == [
-        *("fake", "real")
-    ]
+    stocks = [Play(SCHEDULE, name).stock for name in ("5", "9", "3", "8")]
+    assert stocks == ["fake", "real", "sinks", "sinks"]
+    assert Play(SCHEDULE, "3", VLLM).stock == VLLM
+    assert {Play(CONTROL, name).stock for name in SINKS_LIVE} == {"sinks"}
     assert Play(CONTROL, "no fence", VLLM).stock == VLLM
 
 

@@ -7,7 +7,6 @@ transition, or another idea of what its model says.
 import dataclasses
 import functools
 import json
-import os
 import signal
 import sys
 import time
@@ -36,6 +35,7 @@ from service.model.served import ServedModel
 from service.outgoing.delivery import Delivery
 from service.outgoing.publisher import Publisher
 from tests.chaos import forking
+from tests.chaos.processes import LoggedProcess
 from tests.service import fake_model
 
 #: Controls by name: in which transition, None for all of them, which text becomes which.
@@ -101,7 +101,7 @@ LAST_WORDS = "last metrics"
 SCRAPE_SECONDS = 10.0
 
 
-class ChaosWorker:
+class ChaosWorker(LoggedProcess):
     """One worker process: it can be asked to drain, killed, stopped and continued."""
 
     def __init__(
@@ -114,43 +114,13 @@ class ChaosWorker:
         doctored: Sequence[str] = (),
         has_vllm: bool = False,
     ) -> None:
-        self.name = name
         self.has_vllm = has_vllm
-        self.is_paused = False
         #: What its metrics said when they were last looked at.
         self.counts: Counter[str] = Counter()
-        self._log = log
         argv = [*flags, "--worker-name", name, "--log-format", "json", "--http-port", "0"]
         load = _loader(step_seconds, has_vllm=has_vllm)
-        self._process = forking.start(_run, argv, load, tuple(doctored), name=name, log=log)
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process.is_alive()
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.join()
-
-    def pause(self) -> None:
-        """Returns once the process stands still."""
-        self._signal(signal.SIGSTOP)
-        stat = Path(f"/proc/{self._process.pid}/stat")
-        while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] not in "TZX":
-            os.sched_yield()
-        self.is_paused = True
-
-    def resume(self) -> None:
-        self._signal(signal.SIGCONT)
-        self.is_paused = False
-
-    def terminate(self) -> None:
-        self._process.terminate()
-
-    def wait(self, seconds: float) -> int | None:
-        """The exit code, None if it does not end in time."""
-        self._process.join(seconds)
-        return self._process.exitcode
+        process = forking.start(_run, argv, load, tuple(doctored), name=name, log=log)
+        super().__init__(process, name=name, log=log)
 
     def scrape(self) -> None:
         """Reads its metrics, if it serves them already: they die with it."""
@@ -178,21 +148,6 @@ class ChaosWorker:
             if count != logged:
                 found.append(f"{self.name}: counted {count} but logged {logged} times {event!r}")
         return found
-
-    def events(self, name: str) -> list[dict[str, Any]]:
-        """What it has logged under this name so far; a line cut off by a kill is left out."""
-        if not self._log.exists():
-            return []
-        lines = self._log.read_text(errors="replace").splitlines()
-        whole = (line for line in lines if line.startswith("{") and line.endswith("}"))
-        return [event for line in whole if (event := json.loads(line))["event"] == name]
-
-    def log_tail(self, characters: int = 2000) -> str:
-        return self._log.read_text(errors="replace")[-characters:] if self._log.exists() else ""
-
-    def _signal(self, number: int) -> None:
-        assert self._process.pid is not None
-        os.kill(self._process.pid, number)
 
 
 def counted(families: Iterable[Metric]) -> Counter[str]:

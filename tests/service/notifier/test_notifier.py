@@ -1,6 +1,7 @@
 """Notifiers as processes: each end is told at least once, with one id, whatever is killed."""
 
 import asyncio
+import contextlib
 import re
 import signal
 import socket
@@ -16,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from quire.broker.async_broker import AsyncBroker, connect_async
 from quire.broker.broker import Broker
+from quire.keys import Keys
 from quire.records import FinishReason, State
 from quire.transport.connection import connect
 from quire.transport.local_redis import URL_VARIABLE, LocalRedis
@@ -309,3 +311,23 @@ def test_the_states_of_requests_are_the_types_of_webhooks():
     ends = {f"request.{state}" for state in State if state.is_terminal}
     assert {*REQUEST_EVENTS} == ends
     assert {*EVENTS} >= ends | {GROUP_ENDED}
+
+
+def test_a_cancellation_that_redis_py_swallows_ends_the_task_all_the_same():
+    async def swallowing(*_):
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        return 1
+
+    async def work():
+        deliveries = Deliveries(connect_async("redis://127.0.0.1:1"), Keys(), most_per_tenant=1,
+                                life_ms=1)  # fmt: skip
+        deliveries._forget = swallowing
+        task = asyncio.create_task(deliveries.forget("acme", "msg_1"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(work())
