@@ -55,8 +55,11 @@ class EngineLoop:
         self._engine: TokenEngine | None = None
         self._was_idle = True
         self._num_steps = 0
-        #: Number of running requests after the last step.
+        #: Number of running requests after the last step, the share of the KV cache that they use,
+        #: and the tokens generated since the start.
         self.num_running = 0
+        self.kv_cache_usage = 0.0
+        self.num_generated = 0
 
     def run(self) -> None:
         """Load the model, then step while there is work, until stopped.
@@ -146,6 +149,8 @@ class EngineLoop:
             self._vitals.progressed()
         self._num_steps = snapshot.steps
         self.num_running = snapshot.num_running
+        self.kv_cache_usage = snapshot.kv_cache_usage
+        self.num_generated = snapshot.generated_tokens
         self._metrics.observe_engine(snapshot)
 
     def _release_all(self, engine: TokenEngine) -> None:

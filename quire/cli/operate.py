@@ -334,4 +334,5 @@ def _show_workers(shards: Sequence[ShardState], console: Console) -> None:
 
 def _load(load: object) -> str:
     assert isinstance(load, dict)
-    return " ".join(f"{name}={value:g}" for name, value in sorted(load.items()))
+    # Ten digits, because a worker counts its tokens here.
+    return " ".join(f"{name}={value:.10g}" for name, value in sorted(load.items()))

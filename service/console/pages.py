@@ -12,6 +12,7 @@ from quire.broker.inspection import inspect_memory
 from quire.wire.protocol import MAX_REQUEST_ID_LENGTH, REQUEST_ID_PATTERN
 from service.console.plots import plots_of
 from service.console.reading import lists
+from service.console.reading.batches import batches_of
 from service.console.reading.history import History
 from service.console.reading.letters import letters_of
 from service.console.reading.limits import limits_state
@@ -120,6 +121,11 @@ def limits(watched: Watched, _: Parameters) -> Context:
     return {"state": limits_state(watched.queue)}
 
 
+def batches(watched: Watched, _: Parameters) -> Context:
+    """The batches that callers have created at a gateway. Their records are in shard 0."""
+    return {"state": batches_of(watched.queue.brokers[0])}
+
+
 #: The pages of a queue; those with a title are in the menu, in this order.
 PAGES = (
     PageKind("overview", "", overview, "Overview"),
@@ -127,6 +133,7 @@ PAGES = (
     PageKind("request", "/requests/{id}", request, has_output=True),
     PageKind("workers", "/workers", workers, "Workers"),
     PageKind("dead", "/dead", dead, "Dead letters"),
+    PageKind("batches", "/batches", batches, "Batches"),
     PageKind("limits", "/limits", limits, "Limits"),
 )
 

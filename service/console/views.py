@@ -29,7 +29,8 @@ _PICTURES |= {code: f"[U+{code:04X}]" for code in (*range(0x202A, 0x202F), *rang
 #: How the badge of a state looks; all others look calm.
 TONES = {
     **dict.fromkeys(("open", "ready", "completed"), "good"),
-    **dict.fromkeys(("running", "prefilling", "decoding", "in_progress", "finalizing"), "run"),
+    **dict.fromkeys(("running", "prefilling", "decoding"), "run"),
+    **dict.fromkeys(("validating", "in_progress", "finalizing"), "run"),
     **dict.fromkeys(("paused", "draining", "preempted", "cancelling", "expired"), "warn"),
     **dict.fromkeys(("cancel asked", "drain asked"), "warn"),
     **dict.fromkeys(("failed", "silent"), "bad"),

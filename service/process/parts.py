@@ -173,7 +173,12 @@ class Parts:
         The claims by activity are those of this shard, so that they can be added up.
         """
         counts = self.outbox.num_by_activity(shard)
-        load = {"claims": len(self.outbox.claims()), "running": self.loop.num_running}
+        load: dict[str, float] = {
+            "claims": len(self.outbox.claims()),
+            "running": self.loop.num_running,
+            "kv_usage": round(self.loop.kv_cache_usage, 3),
+            "generated": self.loop.num_generated,
+        }
         load |= {str(activity): counts[activity] for activity in Activity}
         return {**load, **(self._served.abilities if self._served else {})}
 

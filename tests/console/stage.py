@@ -10,6 +10,8 @@ from quire.broker.broker import Broker
 from quire.transitions.values import Claim, Claimed, CommitItem, QueueLimits, QueuePolicy
 from quire.wire.output import Activity, Completion, ErrorInfo, Execution, FinishReason, State, Usage
 from quire.wire.protocol import GenerationRequest, Priority
+from service.batches import ledger
+from service.batches.ledger import Ledger, ResultFile
 
 #: What a page must show and never run.
 HOSTILE = (
@@ -85,7 +87,7 @@ def play(broker: Broker, *, num_waiting: int, num_running: int, num_ended: int) 
     """Fills an empty queue."""
     broker.ensure_groups()
     broker.announce(QueuePolicy("adaptive", 30_000, 4096))
-    broker.set_limits(QueueLimits(requests=50_000, per_tenant=20_000, rates={"acme": 600_000}))
+    broker.set_limits(QueueLimits(requests=50_000, per_tenant=20_000, rates={"acme": 9_000_000}))
     lives(broker)
     submit(broker, num_ended, name="done")
     for number, found in enumerate(claim(broker, num_ended)):
@@ -102,6 +104,7 @@ def play(broker: Broker, *, num_waiting: int, num_running: int, num_ended: int) 
     for number in range(3):
         later = broker.now_ms() + 3_600_000 * (number + 1)
         broker.submit(request(f"later-{number}", number=number, not_before_ms=later))
+    batches(broker)
     beat(broker)
 
 
@@ -131,6 +134,45 @@ def letters(broker: Broker) -> None:
     for number, reason in enumerate(("the body cannot be read", HOSTILE, "five claims were lost")):
         found = claim_one(broker, request(f"dead-{number}", number=number, prompt=HOSTILE))
         broker.dead_letter(found.claim, reason)
+
+
+def batches(broker: Broker) -> None:
+    """Two open batches, one of them held, and an ended one."""
+    books = Ledger(broker._connection, broker.keys.queue)
+    keys = books.keys
+    books.run(ledger.reserve_file(keys, "file-1", tenant="acme"))
+    about = {"purpose": "batch", "filename": "f", "bytes": 1}
+    books.run(
+        ledger.publish_file(
+            keys, "file-1", tenant="acme", seconds=3600, max_files=9, fields=about
+        )
+    )  # fmt: skip
+    for number, status in enumerate(("validating", "in_progress", "completed")):
+        name = f"batch_{number:032x}"
+        fields = {"endpoint": "/v1/completions", "input_file_id": "file-1"}
+        fields |= {"completion_window": "24h", "model": HOSTILE if number == 0 else "abacus"}
+        books.run(
+            ledger.create_batch(
+                keys, name, tenant="acme", digest="d", input_file_id="file-1", window_ms=86_400_000,
+                max_open=9, max_records=9, fields=fields,
+            )
+        )  # fmt: skip
+        if number == 0:
+            continue
+        hold = books.run(ledger.claim_batch(keys, name, lease_ms=3_600_000))
+        assert hold is not None
+        counts = {"total": 5000, "completed": 1830, "failed": 12, "completion_tokens": 81_000}
+        books.run(ledger.save_batch(keys, hold, lease_ms=3_600_000, status="in_progress",
+                                    fields=counts))  # fmt: skip
+        if status == "completed":
+            record = books.run(ledger.read_batch(keys, name))
+            assert record is not None
+            books.run(
+                ledger.finish_batch(
+                    keys, hold, record, status=status, keep_ms=3_600_000, output_ms=3_600_000,
+                    output=ResultFile("file-2", 5), errors=ResultFile(), fields={"completed": 4988},
+                )
+            )  # fmt: skip
 
 
 def beat(broker: Broker, *, generated: int = 40_000) -> None:

@@ -211,8 +211,9 @@ def _asked(data: bytes, *, size: int, is_open: bool) -> Asked:
     if size > MAX_BODY_BYTES:
         return Asked(trouble=f"The request has {size:,} bytes, too many for this page.")
     if not data:
-        reason = "is gone" if is_open else "is deleted when a request ends"
-        return Asked(trouble=f"What the request asks {reason}.")
+        if is_open:
+            return Asked(trouble="The prompt and the parameters are gone.")
+        return Asked(trouble="The prompt and the parameters are deleted when a request ends.")
     try:
         request = GenerationRequest.decode(data)
     except (ProtocolError, InvalidRequest) as error:

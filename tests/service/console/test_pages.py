@@ -13,9 +13,11 @@ from tests.quire.builders import claim_next, make_request
 from tests.service.builders import eventually
 from tests.service.console.builders import ConsoleThread
 
-PAGES = ("", "/requests", "/requests?state=waiting", "/requests?state=scheduled",
-         "/requests?state=ended", "/workers", f"/requests/{stage.RESUMED}",
-         f"/requests/{stage.ENDED}", "/requests/later-1")  # fmt: skip
+PAGES = (
+    *("", "/workers", "/dead", "/batches", "/limits"),
+    *("/requests", *(f"/requests?state={state}" for state in ("waiting", "scheduled", "ended"))),
+    *(f"/requests/{name}" for name in (stage.RESUMED, stage.ENDED, "later-1")),
+)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +101,7 @@ def test_the_life_of_an_ended_request_says_how_it_ended_and_that_it_was_preempte
     assert "Preempted 2 times for 0.40 s in the last claim, 1 of them by swap" in shown
     assert "Completed eos, 25 tokens" in shown and "22.5 tokens/s" in shown
     assert "16 of the prefix cache" in shown
-    assert "deleted when a request ends" in shown
+    assert "are deleted when a request ends" in shown
 
 
 def test_an_open_page_gets_the_text_of_its_request_as_it_grows(console, fake):

@@ -356,7 +356,7 @@ def test_workers_sign_the_registry_with_state_load_and_abilities(queue: Queue):
         assert info.name == "signed"
         assert set(info.load) == {
             "claims", "running", "grammars", "max_model_len",
-            "waiting", "prefilling", "decoding", "preempted",
+            "waiting", "prefilling", "decoding", "preempted", "kv_usage", "generated",
         }  # fmt: skip
         assert info.load["grammars"] == 1
     (info,) = queue.broker.workers()

@@ -19,8 +19,17 @@ def queue_as(as_role, real_broker):
     return lambda role: Queue(as_role(role)._connection, real_broker.keys.queue)
 
 
-def test_an_observer_reads_every_page(queue_as, real_broker):
+@pytest.fixture
+def played(real_broker, real_connection):
+    """A queue with some of everything. Without a batcher, nobody would delete its batches."""
     stage.play(real_broker, num_waiting=8, num_running=4, num_ended=4)
+    yield
+    for kind in ("batch", "file"):
+        found = real_connection.scan_iter(match=f"{real_broker.keys.prefix}:{kind}*")
+        real_connection.delete(*found)
+
+
+def test_an_observer_reads_every_page(queue_as, real_broker, played):
     queue = queue_as("observer")
     history = History(queue, sample_seconds=5.0)
     history.read()
@@ -29,6 +38,13 @@ def test_an_observer_reads_every_page(queue_as, real_broker):
         for state in ("running", "waiting", "scheduled", "ended"):
             page.read(Watched(queue, history), Parameters(request_id=stage.ENDED, state=state))
     assert piece_after(queue.brokers[0], stage.ENDED, 0).has_ended
+
+
+def test_an_operator_cancels_a_batch(queue_as, real_broker, played):
+    form = Fields([("batch", f"batch_{1:032x}")])
+    done = ACTIONS["cancel-batch"](queue_as("operator"), form)
+    assert done.notice == "The batch is cancelling."
+    refused(lambda: ACTIONS["cancel-batch"](queue_as("observer"), form))
 
 
 def test_an_operator_does_everything_and_an_observer_nothing(queue_as, real_broker):
