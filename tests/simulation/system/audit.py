@@ -83,7 +83,7 @@ class Witness:
     def forget(self) -> None:
         """The server lost its tail: what was true of it may be no more."""
         self._may_not_run.clear()
-        self._turns.forget()
+        self._turns.forget(self.server.database.values)
         self.counts["rollbacks"] += 1
 
     def has_open(self) -> bool:

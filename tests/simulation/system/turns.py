@@ -33,9 +33,16 @@ class Turns:
         if number is not None and self._order.get(request_id, (b"", 0))[0] != number:
             self._order[request_id] = number, next(self._places)
 
-    def forget(self) -> None:
-        """The server lost its tail: turns that were queued last may be queued again."""
+    def forget(self, values: dict[bytes, Value]) -> None:
+        """The server lost its tail: turns that are not in it may be queued again, in any order."""
+        kept = {
+            request_id: (number, place)
+            for request_id, (number, place) in self._order.items()
+            if isinstance(record := values.get(self.prefix + request_id), Hash)
+            and record.get(b"turn") == number
+        }
         self._order.clear()
+        self._order.update(kept)
 
     def broken_by(self, values: dict[bytes, Value], request_id: bytes) -> list[str]:
         """What is wrong with a claim of this request that was granted, as sentences."""
