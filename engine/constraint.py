@@ -23,7 +23,24 @@ class Failure(NamedTuple):
     field: str | None = None
 
 
-class Constraint(Protocol):
+class Mask(Protocol):
+    """Which tokens may come next, as far as sampling asks."""
+
+    def allowed(self, output_token_ids: Sequence[int]) -> TokenBitmask:
+        """The tokens that may come next.
+
+        An end-of-sequence token is allowed exactly where the output may end. If no bit is set, the
+        generation has failed.
+        """
+        ...
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why no token may follow the output of the last call; None without a failure."""
+        ...
+
+
+class Constraint(Mask, Protocol):
     """Which tokens may follow the output of one generation.
 
     Its answers depend on that output alone, so they are the same for a step that is planned again,
@@ -34,14 +51,6 @@ class Constraint(Protocol):
     @property
     def field(self) -> str:
         """The field of the request that specifies it."""
-        ...
-
-    def allowed(self, output_token_ids: Sequence[int]) -> TokenBitmask:
-        """The tokens that may come next.
-
-        An end-of-sequence token is allowed exactly where the output may end. If no bit is set, the
-        generation has failed.
-        """
         ...
 
     def is_complete(self, output_token_ids: Sequence[int]) -> bool:
@@ -63,18 +72,13 @@ class Constraint(Protocol):
         """
         ...
 
-    @property
-    def failure(self) -> Failure | None:
-        """Why no token may follow the output of the last call; None without a failure."""
-        ...
-
 
 def allows(bits: TokenBitmask, token_id: int) -> bool:
     """Whether the bit of a token is set."""
     return bool(bits[token_id // 8] >> token_id % 8 & 1)
 
 
-def why_no_token(constraint: Constraint | None) -> str:
+def why_no_token(constraint: Mask | None) -> str:
     """The error message for a row without a possible next token."""
     if constraint is None:
         return "no finite logit to choose from"

@@ -37,6 +37,7 @@ _RESERVED = {
     "generation_config": "only a request sets sampling parameters",
     "override_generation_config": "only a request sets sampling parameters",
     "scheduler_cls": "Quire follows vLLM's own scheduler",
+    "worker_cls": "the ranks carry Quire's sampler",
     "additional_config": "Quire passes its own",
     "disable_log_stats": "the metrics are Quire's",
     "async_scheduling": "the sampler needs each token before the next step",

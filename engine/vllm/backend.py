@@ -8,20 +8,21 @@ from typing import NamedTuple, Protocol
 
 from engine.logprobs import Logprobs
 from engine.request import Request
-from engine.vllm.row import Row
 
 
 class NewToken(NamedTuple):
     """The next token of one request.
 
     `num_cached_tokens` counts the tokens that were found in the prefix cache when vLLM admitted the
-    request. `logprobs` is None if the request asks for none.
+    request. `logprobs` is None if the request asks for none. With a `failure` the row had no
+    possible token, and `token_id` means nothing.
     """
 
     request_id: str
     token_id: int
     num_cached_tokens: int
     logprobs: Logprobs | None = None
+    failure: str | None = None
 
 
 class StepTokens(NamedTuple):
@@ -35,7 +36,7 @@ class StepTokens(NamedTuple):
 class Backend(Protocol):
     """vLLM, as far as the engine uses it. All methods belong to the engine's thread."""
 
-    def add(self, request: Request, row: Row) -> None:
+    def add(self, request: Request) -> None:
         """Pass a request to vLLM, with the tokens that it has already."""
         ...
 

@@ -24,7 +24,6 @@ from engine.scheduling.preemption import may_give_way
 from engine.scheduling.waiting_queue import WaitingQueue
 from engine.stats import EngineSnapshot, SchedulerStats, StepKind, StepStats
 from engine.vllm.backend import Backend, NewToken
-from engine.vllm.row import GuardedConstraint, Row
 
 
 class VllmEngine:
@@ -38,7 +37,8 @@ class VllmEngine:
         self._sequence = count()
         self._requests: dict[str, Request] = {}
         self._waiting = WaitingQueue()
-        self._rows: dict[str, Row] = {}
+        #: Those that are in vLLM.
+        self._running: dict[str, Request] = {}
         #: Requests that do something else than at the last `take_activities`.
         self._moved: dict[str, Request] = {}
         self._outputs: list[RequestOutput] = []
@@ -56,7 +56,7 @@ class VllmEngine:
         """
         self._end_due(clock())
         self._admit(clock())
-        if self._rows:
+        if self._running:
             began = clock()
             tokens = self._backend.step()
             now = clock()
@@ -119,8 +119,8 @@ class VllmEngine:
         """What does not hold now of the requests and of vLLM's blocks."""
         running = {id_ for id_, one in self._requests.items() if one.state is RequestState.RUNNING}
         broken = []
-        if running != self._rows.keys():
-            broken.append(f"running are {sorted(running)}, in vLLM are {sorted(self._rows)}")
+        if running != self._running.keys():
+            broken.append(f"running are {sorted(running)}, in vLLM are {sorted(self._running)}")
         if len(self._waiting) + len(running) != len(self._requests):
             broken.append(f"{len(self._requests)} requests, {len(self._waiting)} of them wait")
         free, total = self._backend.num_free_blocks, self.config.num_blocks
@@ -135,7 +135,7 @@ class VllmEngine:
             max_num_seqs=self.config.max_num_seqs,
             max_num_batched_tokens=self.config.max_num_batched_tokens,
             num_waiting=len(self._waiting) - self._waiting.num_preempted,
-            num_running=len(self._rows),
+            num_running=len(self._running),
             num_preempted=self._waiting.num_preempted,
             num_blocks=self.config.num_blocks,
             num_blank_blocks=free,
@@ -170,7 +170,7 @@ class VllmEngine:
             # One victim per step: its blocks may be enough.
             self._give_way_to(lacking, now)
         while (waiting := self._waiting.peek()) is not None:
-            if len(self._rows) >= self.config.max_num_seqs or lacking is not None:
+            if len(self._running) >= self.config.max_num_seqs or lacking is not None:
                 if lacking is not None and lacking.priority >= waiting.priority:
                     return
                 if not self._give_way_to(waiting, now):
@@ -192,8 +192,8 @@ class VllmEngine:
         """Preempt the running request that stands worst, if its class is lower than `urgent`'s."""
         worse = [
             one
-            for request_id in self._rows
-            if (one := self._requests[request_id]).priority < urgent.priority
+            for one in self._running.values()
+            if one.priority < urgent.priority
             and one.standing > urgent.standing
             and may_give_way(one)
         ]
@@ -201,7 +201,7 @@ class VllmEngine:
             return False
         victim = max(worse, key=lambda request: request.order)
         self._backend.remove([victim.request_id])
-        del self._rows[victim.request_id]
+        del self._running[victim.request_id]
         self._stats.preemptions_recompute += 1
         self._stats.preempted_tokens += max(0, victim.num_tokens - 1)
         victim.num_preemptions += 1
@@ -213,12 +213,8 @@ class VllmEngine:
         return True
 
     def _start(self, request: Request, now: float) -> None:
-        constraint = request.constraint and GuardedConstraint(
-            request.constraint, vocab_size=self.config.vocab_size
-        )
-        row = Row(request, constraint)
-        self._backend.add(request, row)
-        self._rows[request.request_id] = row
+        self._backend.add(request)
+        self._running[request.request_id] = request
         request.times.end_preemption(now)
         request.transition(RequestState.RUNNING)
         self._moved[request.request_id] = request
@@ -231,14 +227,14 @@ class VllmEngine:
 
     def _take(self, new: NewToken, now: float) -> None:
         """Append the new token of a request, unless the request has just ended."""
-        row, request = self._rows.get(new.request_id), self._requests.get(new.request_id)
-        if row is None or request is None:
+        request = self._running.get(new.request_id)
+        if request is None:
             return
         if request.times.first_token is None:
             request.num_cached_tokens = min(new.num_cached_tokens, request.num_prompt_tokens)
             self._stats.cached_prompt_tokens += request.num_cached_tokens
-        if row.failure is not None:
-            self._fail(request, row.failure, now=now)
+        if new.failure is not None:
+            self._fail(request, new.failure, now=now)
             return
         start = request.num_output_tokens
         if request.num_pending_tokens > 1:
@@ -283,7 +279,7 @@ class VllmEngine:
         self, request: Request, reason: FinishReason, *, now: float, error: str | None = None
     ) -> None:
         """End a request, whatever its state, and free its blocks."""
-        if self._rows.pop(request.request_id, None) is not None:
+        if self._running.pop(request.request_id, None) is not None:
             self._backend.remove([request.request_id])
             request.transition(RequestState.FINISHED)
         else:

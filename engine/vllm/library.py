@@ -1,7 +1,8 @@
 """vLLM behind `engine.vllm.backend`: an LLMEngine in this process, ids in and ids out.
 
-With one process, the Row of a request is the same object here and in the sampler. So a failure of
-a row is seen here, and a compiled constraint can be used there.
+Its ranks, which compute and sample, may be in other processes. The scheduler is here. So it adds
+the masks of constraints to the steps that it plans, and takes the sampler's reports from their
+results.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,22 +14,31 @@ from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.outputs import ModelRunnerOutput
 
+from engine.constraint import TokenBitmask, why_no_token
 from engine.errors import DeviceFailed
 from engine.request import Request
 from engine.sampling_params import SamplingParams as QuireParams
 from engine.vllm.adapters import NO_ADAPTER
 from engine.vllm.backend import NewToken, StepTokens
-from engine.vllm.row import EXTRA_ARG, Row
+from engine.vllm.rank import MASKS, REPORT
+from engine.vllm.row import EXTRA_ARG, GuardedConstraint, Report, Row
 
 NOTHING = StepTokens(0, 0, 0)
 
 
-class CountingScheduler(Scheduler):
-    """vLLM's scheduler, which also keeps what the last step computes."""
+class LinkedScheduler(Scheduler):
+    """vLLM's scheduler, linked to the samplers; it also keeps what the last step computes."""
 
-    last_step = NOTHING
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.last_step = NOTHING
+        #: By vLLM's id.
+        self.constrained: dict[str, tuple[Request, GuardedConstraint]] = {}
+        self.report = Report()
 
     def schedule(self, *args: Any, **options: Any) -> SchedulerOutput:
         """See vLLM's Scheduler."""
@@ -36,7 +46,28 @@ class CountingScheduler(Scheduler):
         counts = planned.num_scheduled_tokens.values()
         decodes = sum(number == 1 for number in counts)
         self.last_step = StepTokens(len(counts), sum(counts) - decodes, decodes)
+        if self.constrained:
+            setattr(planned, MASKS, self._masks_of(planned))
         return planned
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        """See vLLM's Scheduler."""
+        self.report = getattr(model_runner_output, REPORT, None) or Report()
+        found: dict[int, EngineCoreOutputs] = super().update_from_output(
+            scheduler_output, model_runner_output
+        )
+        return found
+
+    def _masks_of(self, planned: SchedulerOutput) -> dict[str, TokenBitmask]:
+        """The masks of the rows that get a token in this step, by Quire's id."""
+        masks = {}
+        for internal in planned.num_scheduled_tokens.keys() & self.constrained.keys():
+            one, (request, constraint) = self.requests[internal], self.constrained[internal]
+            if one.num_computed_tokens >= one.num_tokens:
+                masks[request.request_id] = constraint.allowed(request.output_token_ids)
+        return masks
 
 
 class VllmBackend:
@@ -48,8 +79,8 @@ class VllmBackend:
             that name none, if they need one.
     """
 
-    def __init__(self, llm: LLMEngine, *, adapters: Mapping[str, Path]) -> None:
-        self._llm = llm
+    def __init__(self, llm: LLMEngine, *, vocab_size: int, adapters: Mapping[str, Path]) -> None:
+        self._llm, self._vocab_size = llm, vocab_size
         self._adapters = {
             name: LoRARequest(name or "no adapter", number, str(folder))
             for number, (name, folder) in enumerate(sorted(adapters.items()), start=1)
@@ -58,27 +89,28 @@ class VllmBackend:
             llm.add_lora(adapter)
         #: vLLM adds a suffix to each id.
         self._ids: dict[str, str] = {}
-        #: Of the requests that want log-probabilities: the sampler leaves them there.
-        self._telling: dict[str, Row] = {}
         scheduler = llm.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
-        assert isinstance(scheduler, CountingScheduler)
+        assert isinstance(scheduler, LinkedScheduler)
         self._scheduler = scheduler
 
     def warm_up(self) -> None:
         """Compute two tokens. vLLM's first step takes seconds, in which no lease is renewed."""
         sampling = QuireParams(max_tokens=2, top_k=2)
-        request = Request("warm-up", [0], sampling, arrival_time=0.0)
-        self.add(request, Row(request, None))
+        self.add(Request("warm-up", [0], sampling, arrival_time=0.0))
         self.step()
         self.step()
         self.remove(["warm-up"])
 
-    def add(self, request: Request, row: Row) -> None:
+    def add(self, request: Request) -> None:
         """See `Backend`. The parameters leave every choice to the sampler, and every end to us."""
         known = [*request.prompt_token_ids, *request.output_token_ids]
         prompt: dict[str, Any] = {"prompt_token_ids": known}
         if request.cache_salt:
             prompt["cache_salt"] = request.cache_salt
+        guarded = request.constraint and GuardedConstraint(
+            request.constraint, vocab_size=self._vocab_size
+        )
+        row = Row(request, mask_bytes=guarded.mask_bytes if guarded else None)
         params = SamplingParams(
             temperature=0.0,
             max_tokens=request.sampling.max_tokens - request.num_output_tokens,
@@ -86,12 +118,9 @@ class VllmBackend:
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
             extra_args={EXTRA_ARG: row},
-            # A copy of the Row would have a constraint and a failure of its own.
             skip_clone=True,
         )
-        if request.sampling.logprobs is not None:
-            self._telling[request.request_id] = row
-        self._ids[request.request_id] = self._llm.add_request(
+        internal = self._llm.add_request(
             request.request_id,
             prompt,  # type: ignore[arg-type]
             params,
@@ -99,12 +128,15 @@ class VllmBackend:
             lora_request=self._adapters.get(request.adapter or NO_ADAPTER),
             priority=-request.priority,
         )
+        self._ids[request.request_id] = internal
+        if guarded:
+            self._scheduler.constrained[internal] = (request, guarded)
 
     def remove(self, request_ids: Sequence[str]) -> None:
         """See `Backend`."""
-        for request_id in request_ids:
-            self._telling.pop(request_id, None)
         internal = [self._ids.pop(id_) for id_ in request_ids if id_ in self._ids]
+        for one in internal:
+            self._scheduler.constrained.pop(one, None)
         self._llm.abort_request(internal, internal=True)
 
     def step(self) -> Sequence[NewToken]:
@@ -114,18 +146,25 @@ class VllmBackend:
             outputs = self._llm.step()
         except Exception as error:
             raise DeviceFailed(f"vLLM failed in a step: {error!r}") from error
-        telling = self._telling
+        told = self._scheduler.report.told
         return [
             NewToken(
                 output.request_id,
                 token_id,
                 output.num_cached_tokens or 0,
-                telling[output.request_id].told if output.request_id in telling else None,
+                logprobs=told.get(output.request_id),
+                failure=self._failure_of(output.request_id),
             )
             for output in outputs
             for completion in output.outputs
             for token_id in completion.token_ids
         ]
+
+    def _failure_of(self, request_id: str) -> str | None:
+        if request_id not in self._scheduler.report.broken:
+            return None
+        _, constraint = self._scheduler.constrained.get(self._ids[request_id], (None, None))
+        return why_no_token(constraint)
 
     @property
     def last_step(self) -> StepTokens:

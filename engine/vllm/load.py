@@ -12,9 +12,14 @@ from engine.vllm.adapters import CheckedAdapters, check_adapters
 from engine.vllm.arguments import engine_args
 from engine.vllm.backend import Backend
 
-#: What vLLM reads from the environment, and what the engine needs: one process, and the runner that
-#: calls logits processors with a row for each request.
-_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_V2_MODEL_RUNNER": "0"}
+#: What vLLM reads from the environment, and what the engine needs: the scheduler in this process,
+#: the runner that calls logits processors with a row for each request, and ranks that do not
+#: inherit the state of this process.
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +95,8 @@ def load_vllm(
         config.additional_config[EOS_KEY] = sorted(eos)
         llm = LLMEngine.from_vllm_config(config, disable_log_stats=True)
         with checked.plain_folders() as folders:
-            backend = VllmBackend(llm, adapters=folders)
+            size = config.model_config.get_vocab_size()
+            backend = VllmBackend(llm, vocab_size=size, adapters=folders)
         backend.warm_up()
     except Exception as error:
         raise ModelRefused(f"vLLM cannot serve {path}: {_first_line(error)}") from error
@@ -101,7 +107,7 @@ def _arguments(
     folder: Path, limits: VllmLimits, given: dict[str, Any], adapters: CheckedAdapters
 ) -> Any:
     """The EngineArgs; ModelRefused for an argument that cannot be served."""
-    from engine.vllm.library import CountingScheduler
+    from engine.vllm.library import LinkedScheduler
     from engine.vllm.processor import QuireSampler
 
     if limits.max_model_len is not None:
@@ -121,8 +127,9 @@ def _arguments(
         "generation_config": "vllm",
         "load_format": "safetensors",
         "scheduling_policy": "priority",
-        "scheduler_cls": CountingScheduler,
+        "scheduler_cls": LinkedScheduler,
         "logits_processors": [QuireSampler],
+        "worker_cls": "engine.vllm.rank.Rank",
         "async_scheduling": False,
         "disable_log_stats": True,
         "additional_config": {},
@@ -130,12 +137,7 @@ def _arguments(
     }
     loras = adapters.arguments(max_num_seqs=limits.max_num_seqs)
     ours |= {name: value for name, value in loras.items() if name not in given}
-    arguments = engine_args(given, ours)
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        # Each rank would have a sampler of its own, whose failures are not seen here.
-        if getattr(arguments, name) > 1:
-            raise ModelRefused(f"engine vllm does not serve {name} above 1")
-    return arguments
+    return engine_args(given, ours)
 
 
 def _facts(

@@ -3,15 +3,18 @@
 vLLM makes one for each process that samples, and says which request is in which row of the logits.
 """
 
+from collections.abc import Mapping
+
 import torch
 from vllm.config import VllmConfig
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
-from engine.constraint import why_no_token
+from engine.constraint import TokenBitmask
+from engine.logprobs import Logprobs
 from engine.model.causal_model import BROKEN
 from engine.model.device.transfer import index_on
 from engine.model.sampling.sampler import Sampler
-from engine.vllm.row import EXTRA_ARG, Row
+from engine.vllm.row import EXTRA_ARG, Report, Row
 
 #: The key of the end-of-sequence tokens in vLLM's `additional_config`.
 EOS_KEY = "quire_eos_token_ids"
@@ -33,6 +36,17 @@ class QuireSampler(LogitsProcessor):
         #: By row of the logits.
         self._rows: dict[int, Row] = {}
         self._in_order: list[Row] | None = None
+        self._masks: Mapping[str, TokenBitmask] = {}
+        self._report: Report | None = None
+
+    def expect(self, masks: Mapping[str, TokenBitmask]) -> None:
+        """Set which tokens may come in the next step, by request id, for rows with a constraint."""
+        self._masks = masks
+
+    def take_report(self) -> Report | None:
+        """The report of the last step, once; None if there is nothing to say."""
+        report, self._report = self._report, None
+        return report
 
     def is_argmax_invariant(self) -> bool:
         """It decides the argmax."""
@@ -58,21 +72,26 @@ class QuireSampler(LogitsProcessor):
                 rows[one] = from_other
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
-        """Choose the tokens of [rows, vocabulary], and make their logits the largest, in place.
-
-        A row without a token gets its `failure`, and one that wants log-probabilities gets `told`.
-        """
+        """Choose the tokens of [rows, vocabulary], and make their logits the largest, in place."""
         if self._in_order is None or len(self._in_order) != len(logits):
             self._in_order = [self._rows[index] for index in range(len(logits))]
         rows = self._in_order
+        for row in rows:
+            row.expect(self._masks.get(row.request_id))
         draws = self._sampler.draw(logits, rows)
         chosen: list[int] = draws.tokens.tolist()
         draws.settle(chosen)
-        for index, told in draws.logprobs(chosen).items():
-            rows[index].told = told
-        if BROKEN in chosen:
-            for row, token in zip(rows, chosen, strict=True):
-                row.failure = why_no_token(row.constraint) if token == BROKEN else row.failure
-            chosen = [max(token, 0) for token in chosen]
+        told = {rows[at].request_id: one for at, one in draws.logprobs(chosen).items()}
+        self._keep_report(rows, chosen, told)
+        chosen = [max(token, 0) for token in chosen]
         logits.scatter_(1, index_on(chosen, logits.device)[:, None], float("inf"))
         return logits
+
+    def _keep_report(
+        self, rows: list[Row], chosen: list[int], told: Mapping[str, Logprobs]
+    ) -> None:
+        broken = frozenset[str]()
+        if BROKEN in chosen:
+            pairs = zip(rows, chosen, strict=True)
+            broken = frozenset(row.request_id for row, token in pairs if token == BROKEN)
+        self._report = Report(broken, told) if broken or told else None

@@ -1,6 +1,12 @@
-"""One request as the sampler inside vLLM sees it. Knows neither vLLM nor torch."""
+"""One request as the sampler inside vLLM sees it. Knows neither vLLM nor torch.
 
-from collections.abc import Sequence
+vLLM may have a process for each rank. So a Row is sent there once, when the request is passed to
+vLLM. The masks of constraints are computed in the engine's process and sent with each step; what a
+sampler reports comes back with the tokens.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -20,19 +26,15 @@ class Row:
     starts behind them. The sampler needs the true prompt, and the whole output.
 
     Args:
-        failure: set by the sampler if the row has no token; then vLLM's token means nothing.
-        told: set by the sampler with each token, if the request wants log-probabilities. vLLM's own
-            would be computed by code that it compiles at the first request that wants them, for
-            many seconds in which all others wait.
+        mask_bytes: the length of the masks of its constraint; None without a constraint.
     """
 
-    def __init__(self, request: Request, constraint: Constraint | None) -> None:
+    def __init__(self, request: Request, *, mask_bytes: int | None = None) -> None:
         self.request_id = request.request_id
         self.sampling: SamplingParams = request.sampling
-        self.prompt_token_ids: Sequence[int] = request.prompt_token_ids
-        self.constraint = constraint
-        self.failure: str | None = None
-        self.told: Logprobs | None = None
+        self.prompt_token_ids: Sequence[int] = list(request.prompt_token_ids)
+        self._mask_bytes = mask_bytes
+        self._mask: TokenBitmask | None = None
         self._output = list(request.output_token_ids)
         self._num_before = len(self._output)
         self._live: Sequence[int] = ()
@@ -40,6 +42,10 @@ class Row:
     def attach(self, live: Sequence[int]) -> None:
         """Follow vLLM's list of the tokens that it has generated, to which it appends."""
         self._live = live
+
+    def expect(self, mask: TokenBitmask | None) -> None:
+        """Set the tokens that may come in this step; None if its token will not be used."""
+        self._mask = mask
 
     @property
     def output_token_ids(self) -> Sequence[int]:
@@ -53,6 +59,39 @@ class Row:
     def output_index(self) -> int:
         return len(self.output_token_ids)
 
+    @property
+    def constraint(self) -> "Row | None":
+        """What says which tokens may come: the row itself, by the mask of the step."""
+        return None if self._mask_bytes is None else self
+
+    @property
+    def failure(self) -> Failure | None:
+        """None: why a mask has no token is known in the engine's process, where it was made."""
+        return None
+
+    def allowed(self, output_token_ids: Sequence[int]) -> TokenBitmask:
+        """The mask of this step; all tokens if vLLM will not use the token."""
+        del output_token_ids
+        if self._mask is None:
+            assert self._mask_bytes is not None
+            return np.full(self._mask_bytes, 0xFF, dtype=np.uint8)
+        return self._mask
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the sampler has to say of a step besides its tokens, by request id.
+
+    Args:
+        broken: requests without a possible token; vLLM's token means nothing.
+        told: the log-probabilities of the tokens of requests that want them. vLLM's own would be
+            computed by code that it compiles at the first request that wants them, for many seconds
+            in which all others wait.
+    """
+
+    broken: frozenset[str] = frozenset()
+    told: Mapping[str, Logprobs] = field(default_factory=dict)
+
 
 class GuardedConstraint:
     """A constraint whose errors end its own request.
@@ -62,15 +101,12 @@ class GuardedConstraint:
 
     def __init__(self, constraint: Constraint, *, vocab_size: int) -> None:
         self._constraint = constraint
-        self._vocab_size = vocab_size
+        self.mask_bytes = -(-vocab_size // 8)
         self._failure: Failure | None = None
 
     @property
-    def field(self) -> str:
-        return self._constraint.field
-
-    @property
     def failure(self) -> Failure | None:
+        """See `engine.constraint.Constraint`."""
         return self._failure or self._constraint.failure
 
     def allowed(self, output_token_ids: Sequence[int]) -> TokenBitmask:
@@ -79,16 +115,4 @@ class GuardedConstraint:
             return self._constraint.allowed(output_token_ids)
         except Exception as error:  # noqa: BLE001 - it must cost one request, and not all.
             self._failure = Failure(repr(error))
-            return np.zeros(-(-self._vocab_size // 8), dtype=np.uint8)
-
-    def is_complete(self, output_token_ids: Sequence[int]) -> bool:
-        """See `engine.constraint.Constraint`."""
-        return self._constraint.is_complete(output_token_ids)
-
-    def draft(self, output_token_ids: Sequence[int], guess: Sequence[int]) -> Sequence[int]:
-        """See `engine.constraint.Constraint`."""
-        return self._constraint.draft(output_token_ids, guess)
-
-    def assuming(self, output_token_ids: Sequence[int], draft: Sequence[int]) -> Constraint:
-        """See `engine.constraint.Constraint`."""
-        return self._constraint.assuming(output_token_ids, draft)
+            return np.zeros(self.mask_bytes, dtype=np.uint8)

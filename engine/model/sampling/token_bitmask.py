@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.constraint import Constraint
+from engine.constraint import Mask
 from engine.model.device.transfer import index_on, to_device
 
 #: The bit pattern of minus infinity in float32, as an integer.
@@ -25,7 +25,7 @@ class Constrained(Protocol):
     def output_index(self) -> int: ...
 
     @property
-    def constraint(self) -> Constraint | None: ...
+    def constraint(self) -> Mask | None: ...
 
 
 def apply_token_bitmasks(logits: torch.Tensor, rows: Sequence[Constrained]) -> None:

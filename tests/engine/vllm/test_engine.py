@@ -98,7 +98,7 @@ def test_an_abort_frees_the_slot_and_reports_no_token_after_it():
     outputs = run(engine)
     assert outputs[0].finish_reason is FinishReason.CANCELLED
     assert {output.request_id for output in outputs[1:]} == {"b"}
-    assert backend.rows == {}
+    assert backend.requests == {}
 
 
 def test_a_deadline_ends_a_waiting_and_a_running_request():

@@ -13,7 +13,6 @@ import pytest
 
 from engine.engine import Engine
 from engine.errors import DeviceFailed, ModelRefused
-from engine.port import TokenEngine
 from engine.request import FinishReason, Priority, Request, RequestState
 from engine.sampling_params import SamplingParams
 from quire.wire.constraints import Constraint
@@ -22,27 +21,12 @@ from service.settings.config import EMBEDDED_MODEL, Settings
 from tests.chaos.adapters import NAMES, lay_out
 from tests.engine.model.adapted import save_adapter
 from tests.service.builders import Queue, WorkerThread
+from tests.service.vllm.builders import BLOCK_SIZE, PROMPTS, generate, requests, text_of
 
 pytest.importorskip("vllm", reason="vLLM is not installed here; `make test-vllm` has it")
 
 #: Loading takes longer than most tests.
 pytestmark = pytest.mark.timeout(900)
-
-PROMPTS = ("12+34=", "reverse: banana=", "sort: 5 3 9 1=", "count: 86 to 97=", "json: a=1 b=2=")
-BLOCK_SIZE = 32
-#: Parameters that exercise each part of the sampler.
-SAMPLINGS: tuple[dict[str, Any], ...] = (
-    {"temperature": 0.0},
-    {"temperature": 1.3},
-    {"temperature": 1.3, "top_k": 20},
-    {"temperature": 1.3, "top_p": 0.9},
-    {"temperature": 1.0, "min_p": 0.05},
-    {"temperature": 0.0, "repetition_penalty": 1.3},
-    {"temperature": 1.1, "presence_penalty": 0.5, "frequency_penalty": 0.3},
-    {"temperature": 0.0, "logit_bias": ((97, 30.0),), "min_tokens": 5},
-    {"temperature": 1.2, "allowed_token_ids": tuple(range(48, 58)), "logprobs": 3},
-)
-
 
 #: Adapters whose layers have different ranks and scales.
 PATTERNED = {"r": 8, "rank_pattern": {"q_proj": 16, "down_proj": 3}, "use_rslora": True}
@@ -74,27 +58,6 @@ def vllm_model(adapters: Path) -> ServedModel:
 @pytest.fixture(scope="module")
 def native_model(adapters: Path) -> ServedModel:
     return load_model(Settings(dtype="float32", max_num_seqs=16, device="cpu", adapters=adapters))
-
-
-def requests(model: ServedModel, *, max_tokens: int = 20) -> list[Request]:
-    return [
-        Request(
-            f"{number}-{prompt}",
-            model.tokenizer.encode_prompt(prompt),
-            SamplingParams(max_tokens=max_tokens, seed=number, **sampling),
-            arrival_time=0.0,
-        )
-        for number, sampling in enumerate(SAMPLINGS)
-        for prompt in PROMPTS
-    ]
-
-
-def generate(engine: TokenEngine, made: list[Request]) -> dict[str, list[int]]:
-    for request in made:
-        engine.add_request(request)
-    while engine.has_work():
-        engine.step(time.monotonic)
-    return {request.request_id: request.output_token_ids for request in made}
 
 
 def test_both_engines_choose_the_same_tokens_and_end_for_the_same_reason(native_model, vllm_model):
@@ -243,10 +206,6 @@ def test_an_urgent_request_preempts_a_running_one_which_then_says_the_same(vllm_
     assert [one.output_token_ids for one in bulk] == [alone] * 16
 
 
-def text_of(model: ServedModel, request: Request) -> str:
-    return model.tokenizer.backend.decode(request.output_token_ids, skip_special_tokens=False)
-
-
 def replace_id(request: Request, name: str) -> Request:
     request.request_id = name
     return request
@@ -270,7 +229,7 @@ def test_logits_that_are_not_finite_end_the_request_with_an_error(vllm_model):
         ({"enforce_eagr": True}, "did you mean enforce_eager"),
         ({"logits_processors": "x"}, "the sampler is Quire's"),
         ({"gpu_memory_utilization": "much"}, "gpu-memory-utilization"),
-        ({"tensor_parallel_size": 2}, "does not serve tensor_parallel_size above 1"),
+        ({"worker_cls": "x.Y"}, "the ranks carry Quire's sampler"),
     ],
 )
 def test_arguments_that_vllm_or_quire_refuses(given, message):

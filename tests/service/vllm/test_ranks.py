@@ -1,0 +1,145 @@
+"""vLLM with a model in two parts, each in a process of its own: the native engine's tokens.
+
+Needs vLLM, which has an environment of its own: `make test-vllm`.
+"""
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import pytest
+
+from engine.errors import DeviceFailed
+from engine.request import FinishReason, Request
+from engine.sampling_params import SamplingParams
+from quire.wire.constraints import Constraint
+from service.model.served import ServedModel, load_model
+from service.settings.config import Settings
+from tests.service.vllm.builders import BLOCK_SIZE, generate, requests, text_of
+
+pytest.importorskip("vllm", reason="vLLM is not installed here; `make test-vllm` has it")
+
+#: Loading takes longer than most tests.
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores"),
+]
+
+TENSOR_PARALLEL = {"tensor_parallel_size": 2, "enforce_eager": True}
+#: On CPUs, vLLM's later stages fail without the runs that it makes for compiling and profiling.
+PIPELINE_PARALLEL = {"pipeline_parallel_size": 2}
+
+
+@contextmanager
+def loaded(sizes: dict[str, Any]) -> Iterator[ServedModel]:
+    """The embedded model in two ranks, with one core each."""
+    one, other, *_ = sorted(os.sched_getaffinity(0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", f"{one}|{other}")
+        patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+        model = load_model(
+            Settings(
+                engine="vllm",
+                dtype="float32",
+                max_num_seqs=16,
+                check_invariants=True,
+                vllm={"max_model_len": 512, "block_size": BLOCK_SIZE, **sizes},
+            )
+        )
+    try:
+        yield model
+    finally:
+        model.engine._backend._llm.engine_core.shutdown()  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module", params=[TENSOR_PARALLEL, PIPELINE_PARALLEL], ids=["tp", "pp"])
+def model(request: pytest.FixtureRequest) -> Iterator[ServedModel]:
+    with loaded(request.param) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def native_model() -> ServedModel:
+    return load_model(Settings(dtype="float32", max_num_seqs=16, device="cpu"))
+
+
+def test_two_ranks_choose_the_tokens_of_the_native_engine(model, native_model):
+    native, ranks = requests(native_model), requests(model)
+    assert generate(native_model.engine, native) == generate(model.engine, ranks)
+    assert [one.finish_reason for one in native] == [one.finish_reason for one in ranks]
+
+
+def test_what_was_begun_is_continued_with_the_same_tokens(model, native_model):
+    whole = generate(native_model.engine, requests(native_model))
+    resumed = requests(model)
+    for request in resumed:
+        request.output_token_ids = whole[request.request_id][:7]
+        request.__post_init__()
+    assert generate(model.engine, resumed) == whole
+
+
+def test_masks_go_to_the_ranks_with_each_step(model, native_model):
+    wanted = Constraint("regex", r"[a-c]{3,9}-[0-9]{2,6}", "body.regex")
+
+    def constrained(model: ServedModel) -> list[Request]:
+        return [
+            Request(
+                f"regex {seed}",
+                model.tokenizer.encode_prompt("12+34="),
+                SamplingParams(max_tokens=20, seed=seed, temperature=1.5),
+                arrival_time=0.0,
+                constraint=model.grammars.constraint(wanted, []),
+            )
+            for seed in range(6)
+        ]
+
+    made = constrained(model)
+    assert generate(model.engine, made) == generate(native_model.engine, constrained(native_model))
+    for one in made:
+        assert re.fullmatch(r"[a-c]{3,9}-[0-9]{2,6}(<eos>)?", text_of(model, one))
+
+
+def test_log_probabilities_come_back_from_the_ranks(model, native_model):
+    def told(model: ServedModel) -> list[float]:
+        request = requests(model)[-1]
+        request.sampling = replace(request.sampling, allowed_token_ids=(), logprobs=3)
+        model.engine.add_request(request)
+        outputs = []
+        while model.engine.has_work():
+            outputs += model.engine.step(time.monotonic)
+        return [one.logprob for output in outputs for one in output.logprobs]
+
+    expected = told(native_model)
+    assert len(expected) > 3
+    assert told(model) == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_row_without_a_token_ends_its_request_alone(model):
+    broken, sound = requests(model)[:2]
+    broken.sampling = replace(broken.sampling, allowed_token_ids=(258,), min_tokens=2)
+    broken.sampling = replace(broken.sampling, stop_token_ids=(258,))
+    generate(model.engine, [broken, sound])
+    assert (broken.finish_reason, broken.faulty_field) == (FinishReason.REFUSED, "min_tokens")
+    assert sound.finish_reason in (FinishReason.EOS, FinishReason.LENGTH)
+
+
+def test_the_fingerprint_names_the_sizes(model, native_model):
+    assert re.search(r"-(tp2-pp1|tp1-pp2)$", model.fingerprint)
+
+
+def test_a_killed_rank_is_a_failed_device():
+    before = set(psutil.Process().children(recursive=True))
+    with loaded(TENSOR_PARALLEL) as model:
+        model.engine.add_request(requests(model, max_tokens=200)[1])
+        model.engine.step(time.monotonic)
+        ranks = set(psutil.Process().children(recursive=True)) - before
+        victim = next(one for one in ranks if "Worker_TP1" in " ".join(one.cmdline()))
+        victim.send_signal(signal.SIGKILL)
+        with pytest.raises(DeviceFailed):
+            generate(model.engine, [])
