@@ -10,9 +10,11 @@ import pytest
 
 from ops.kubernetes.generate import OUTPUT, rule_object
 from quire.keys import GROUP, NUM_PRIORITIES, Keys
+from service.batcher.settings import BATCHER_PORT, BatcherSettings, load_batcher_settings
 from service.exporter.settings import EXPORTER_PORT, ExporterSettings, load_exporter_settings
 from service.gateway.http.server import CLOSE_SECONDS
 from service.gateway.settings import GATEWAY_PORT, GatewaySettings, load_gateway_settings
+from service.notifier.settings import NOTIFIER_PORT, NotifierSettings, load_notifier_settings
 from service.process.worker import RELEASE_SECONDS
 from service.settings.config import WORKER_PORT, Settings, load_settings
 from tests.ops.checkout import PROMETHEUS, ROOT, load_yaml
@@ -33,7 +35,8 @@ from tests.ops.test_register import FAMILIES, RECORDED, wrong_matchers
 
 #: What runs in every overlay; a trial has a Redis, too.
 NAMES = ("quire-worker", "quire-exporter", "quire-gateway")
-OURS = [(overlay, name) for overlay in OVERLAYS for name in NAMES]
+#: What runs in an overlay with these components.
+OPTIONAL = {"batches": "quire-batcher", "webhooks": "quire-notifier"}
 SECRETS = "/run/secrets/"
 
 
@@ -42,6 +45,19 @@ def components_of(overlay: str) -> set[str]:
     return {part.removeprefix("../../components/") for part in parts}
 
 
+OURS = [
+    (overlay, name)
+    for overlay in OVERLAYS
+    for name in (*NAMES, *(OPTIONAL[one] for one in sorted(components_of(overlay) & {*OPTIONAL})))
+]
+#: The settings of each process, and its port.
+PROCESSES = {
+    "quire-worker": (Settings, WORKER_PORT),
+    "quire-exporter": (ExporterSettings, EXPORTER_PORT),
+    "quire-gateway": (GatewaySettings, GATEWAY_PORT),
+    "quire-batcher": (BatcherSettings, BATCHER_PORT),
+    "quire-notifier": (NotifierSettings, NOTIFIER_PORT),
+}
 WORKLOADS = [*OURS, *((one, "redis") for one in OVERLAYS if "redis" in components_of(one))]
 
 
@@ -170,7 +186,8 @@ def test_only_the_named_ways_into_and_out_of_a_pod_are_open(overlay):
         for rule in policy["spec"].get("egress", ())
         for port in rule["ports"]
     }
-    assert ports == {("allow-dns", 53), ("to-redis", 6379)}
+    endpoints = {("to-endpoints", 443)} if "webhooks" in components_of(overlay) else set()
+    assert ports == {("allow-dns", 53), ("to-redis", 6379)} | endpoints
     for policy in policies.values():
         for rule in (*policy["spec"].get("ingress", ()), *policy["spec"].get("egress", ())):
             assert rule["ports"] and (rule.get("from") or rule.get("to"))
@@ -221,13 +238,46 @@ def test_exporter_and_gateway_understand_their_environment(overlay, monkeypatch,
     assert pod["terminationGracePeriodSeconds"] >= needed
 
 
+@pytest.mark.parametrize("overlay", ["production", "production-cpu"])
+def test_batcher_and_notifier_understand_their_environment(overlay, monkeypatch, tmp_path):
+    enter(overlay, "quire-batcher", monkeypatch, tmp_path)
+    batcher = load_batcher_settings([])
+    enter(overlay, "quire-notifier", monkeypatch, tmp_path)
+    notifier = load_notifier_settings([])
+
+    assert (batcher.http_host, batcher.http_port) == ("0.0.0.0", BATCHER_PORT)
+    assert (notifier.http_host, notifier.http_port) == ("0.0.0.0", NOTIFIER_PORT)
+    found = workloads(overlay)
+    needed = {"quire-batcher": batcher.drain_seconds}
+    needed["quire-notifier"] = notifier.post_timeout_seconds
+    for name, seconds in needed.items():
+        assert pod_of(found[name])["terminationGracePeriodSeconds"] >= seconds + 30
+    mounts = [
+        {mount["mountPath"]: mount["name"] for mount in container_of(found[name])["volumeMounts"]}
+        for name in ("quire-batcher", "quire-gateway")
+    ]
+    folder = str(batcher.files_folder)
+    assert mounts[0][folder] == mounts[1][folder] == "files"
+    gateway = variables(overlay, found["quire-gateway"])
+    assert gateway["QUIRE_GATEWAY_FILES_FOLDER"] == folder
+    claims = [
+        volume["persistentVolumeClaim"]["claimName"]
+        for name in ("quire-batcher", "quire-gateway")
+        for volume in pod_of(found[name])["volumes"]
+        if volume["name"] == "files"
+    ]
+    assert claims == ["quire-files"] * 2 and set(claims) <= set(
+        of_kind(overlay, "PersistentVolumeClaim")
+    )
+    # Each has the user of its role.
+    for name in ("batcher", "notifier"):
+        url = variables(overlay, found[f"quire-{name}"])["QUIRE_REDIS_URL"]
+        assert url.startswith(f"rediss://{name}@")
+
+
 @pytest.mark.parametrize(("overlay", "name"), OURS)
 def test_every_variable_is_a_setting_and_kubernetes_adds_none(overlay, name):
-    process = {
-        "quire-worker": Settings,
-        "quire-exporter": ExporterSettings,
-        "quire-gateway": GatewaySettings,
-    }[name]
+    process, _ = PROCESSES[name]
     given = {k: v for k, v in variables(overlay, workloads(overlay)[name]).items() if "QUIRE" in k}
 
     assert given and process.unknown_variables(given) == []
@@ -243,7 +293,7 @@ def test_a_variable_that_is_no_setting_would_be_noticed():
 @pytest.mark.parametrize(("overlay", "name"), OURS)
 def test_probes_ask_what_the_process_answers(overlay, name):
     container = container_of(workloads(overlay)[name])
-    port = {"quire-worker": WORKER_PORT, "quire-exporter": EXPORTER_PORT}.get(name, GATEWAY_PORT)
+    _, port = PROCESSES[name]
 
     assert container["ports"] == [{"name": "http", "containerPort": port}]
     asked = {
@@ -270,7 +320,8 @@ def test_only_workers_run_the_large_image():
 def test_disruptions_take_one_pod_at_a_time():
     for overlay in OVERLAYS:
         budgets = of_kind(overlay, "PodDisruptionBudget")
-        assert set(budgets) == {"quire-worker", "quire-gateway"}
+        named = {name for one, name in OURS if one == overlay}
+        assert set(budgets) == named - {"quire-exporter"}
         for name, budget in budgets.items():
             assert budget["spec"]["maxUnavailable"] == 1
             pods = workloads(overlay)[name]["spec"]["template"]["metadata"]["labels"]
@@ -280,9 +331,7 @@ def test_disruptions_take_one_pod_at_a_time():
 def test_the_operator_scrapes_as_prometheus_does_in_compose():
     own = load_yaml(PROMETHEUS / "prometheus.yml")
     times = (own["global"]["scrape_interval"], own["global"]["scrape_timeout"])
-    # The manifests have neither batcher nor notifier.
-    others = {"prometheus", "quire-batcher", "quire-notifier"}
-    jobs = {job["job_name"] for job in own["scrape_configs"]} - others
+    jobs = {job["job_name"] for job in own["scrape_configs"]} - {"prometheus"}
     pods = of_kind("production", "PodMonitor")["quire"]["spec"]
     gateways = of_kind("production", "ServiceMonitor")["quire-gateway"]["spec"]
 
