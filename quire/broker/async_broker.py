@@ -21,6 +21,8 @@ from quire.keys import Keys
 from quire.transitions.calls import submit_call
 from quire.transitions.output_log import OutputRead
 from quire.transitions.values import RequestStatus, Submitted, WorkerInfo
+from quire.transport.cluster.async_connection import connect_to_cluster_async
+from quire.transport.cluster.connection import is_cluster_url
 from quire.transport.connection import (
     MAX_BLOCK_SECONDS,
     connection_settings,
@@ -39,8 +41,10 @@ def connect_async(url: str, *, block_seconds: float = MAX_BLOCK_SECONDS) -> redi
     ValueError for an invalid url.
     """
     settings = connection_settings(url, block_seconds) | {"retry": Retry(NoBackoff(), 0)}
-    if is_sentinel_url(url):
-        client: redis.asyncio.Redis = connect_through_sentinels(url, settings, make=Sentinel)
+    if is_cluster_url(url):
+        client: redis.asyncio.Redis = connect_to_cluster_async(url, settings)
+    elif is_sentinel_url(url):
+        client = connect_through_sentinels(url, settings, make=Sentinel)
     else:
         client = redis.asyncio.Redis.from_url(url, **settings)
     refuse_unknown_options(client)
@@ -82,7 +86,7 @@ class AsyncBroker(AsyncShard):
             retry_seconds=retry_seconds,
             durable=durable,
         )
-        self._reader = AsyncReader(connection, self.keys, retrying=self._retrying)
+        self._reader = AsyncReader(self._connection, self.keys, retrying=self._retrying)
 
     async def submit_many(self, requests: Sequence[GenerationRequest]) -> list[Submitted]:
         """See `Broker.submit_many`."""

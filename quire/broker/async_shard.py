@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 from quire.broker import reading
 from quire.broker.producing import Ask
 from quire.keys import Keys
+from quire.transport.cluster.async_connection import for_key_async
 from quire.transport.connection import Attempts, is_of_replica, longest_block_of
 from quire.transport.durability import DurabilityRules
 from quire.transport.patience import OUTAGE_RETRIES
@@ -79,6 +80,7 @@ class AsyncShard:
         durable: bool,
     ) -> None:
         self.keys = keys
+        connection = for_key_async(connection, keys.prefix)
         self._connection = connection
         self._settings = tuple(settings)
         self._retry_seconds = retry_seconds

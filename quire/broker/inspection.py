@@ -19,6 +19,7 @@ from quire.errors import BrokerUnavailable, ProtocolError
 from quire.keys import GROUP, Keys
 from quire.transitions.replies import POLICY_FIELDS, policy_of, readable, worker_of
 from quire.transitions.values import QueuePolicy, WorkerInfo
+from quire.transport.cluster.parts import at_each_node, servers_of
 from quire.transport.connection import Retrying
 from quire.wire.pooling import POOLED_KINDS
 from quire.wire.protocol import Activity, Priority
@@ -126,26 +127,37 @@ def inspect_shards(connection: redis.Redis, shards: Sequence[Keys]) -> list[Shar
 
     Does not retry, so that it takes no longer than the connection's timeouts. BrokerUnavailable.
     """
-    return Retrying(0.0)(lambda: _inspect(connection, shards))
+    return Retrying(0.0)(lambda: at_each_node(_inspect, connection, shards))
 
 
 @dataclass(frozen=True, slots=True)
 class ServerMemory:
-    """The memory that the whole server uses, and its limit; 0 is no limit."""
+    """The memory that the whole server uses, and its limit; 0 is no limit.
+
+    Of a cluster, those of the fullest master: it is the first one to refuse requests.
+    """
 
     used_bytes: int
     limit_bytes: int
+
+    @property
+    def share(self) -> float:
+        """The used share of the limit; 0 without a limit."""
+        return self.used_bytes / self.limit_bytes if self.limit_bytes else 0.0
 
 
 def inspect_memory(connection: redis.Redis) -> ServerMemory | None:
     """The memory of the server; None if this user may not read it. Does not retry."""
     try:
-        info: Any = Retrying(0.0)(lambda: connection.info("memory"))
+        infos: list[Any] = Retrying(0.0)(
+            lambda: [server.info("memory") for server in servers_of(connection).values()]
+        )
     except BrokerUnavailable as error:
         if isinstance(error.__cause__, ResponseError):
             return None
         raise
-    return ServerMemory(int(info["used_memory"]), int(info["maxmemory"]))
+    memories = [ServerMemory(int(one["used_memory"]), int(one["maxmemory"])) for one in infos]
+    return max(memories, key=lambda memory: (memory.share, memory.used_bytes))
 
 
 @dataclass(frozen=True, slots=True)

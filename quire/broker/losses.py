@@ -13,6 +13,7 @@ import redis
 
 from quire.keys import Keys
 from quire.transitions.values import Lost
+from quire.transport.cluster.connection import for_key
 from quire.transport.connection import Retrying
 
 #: The most open requests that are examined: about a second.
@@ -43,6 +44,7 @@ def inspect_losses(connection: redis.Redis, keys: Keys, *, most: int = MAX_SEEN)
 
     A request may be claimed between two reads, so each that seems lost is read a second time.
     """
+    connection = for_key(connection, keys.prefix)
 
     def look() -> Losses:
         found: dict[str, Lost] = {}

@@ -11,6 +11,7 @@ import redis
 from quire.broker import reading
 from quire.broker.producing import Ask
 from quire.keys import Keys
+from quire.transport.cluster.connection import for_key, owner_of
 from quire.transport.connection import Retrying, longest_block_of
 from quire.transport.durability import Durability
 from quire.transport.patience import OUTAGE_RETRIES
@@ -41,6 +42,7 @@ class Shard:
         self.lease_seconds = lease_seconds
         #: For how long a wait without a timeout continues while Redis does not answer.
         self.outage_seconds = OUTAGE_RETRIES * retry_seconds
+        connection = for_key(connection, keys.prefix)
         self._connection = connection
         self._longest_block = longest_block_of(connection)
         self._retrying = Retrying(retry_seconds, connection)
@@ -48,6 +50,14 @@ class Shard:
         self._durability = (
             Durability(connection, keys, longest_seconds=self._longest_block) if durable else None
         )
+
+    @property
+    def node(self) -> str:
+        """`host:port` of the node of a cluster that owns this shard, as far as known.
+
+        Empty for a single server, however it is reached.
+        """
+        return owner_of(self._connection)
 
     def now_ms(self) -> int:
         """The broker's clock, in unix milliseconds. Deadlines are times on this clock."""

@@ -13,6 +13,8 @@ import redis
 
 from quire.keys import Keys
 from quire.transitions.replies import backlog_of, fairness_of, limits_of
+from quire.transport.cluster.connection import for_key
+from quire.transport.cluster.parts import at_each_node
 from quire.transport.connection import Retrying
 from quire.wire.protocol import Priority
 
@@ -58,7 +60,7 @@ class TenantState:
 
 def inspect_sharing(connection: redis.Redis, shards: Sequence[Keys]) -> list[SharingState]:
     """How each shard is shared, in the given order. Does not retry. BrokerUnavailable."""
-    return Retrying(0.0)(lambda: _inspect_sharing(connection, shards))
+    return Retrying(0.0)(lambda: at_each_node(_inspect_sharing, connection, shards))
 
 
 def inspect_tenants(connection: redis.Redis, keys: Keys, *, count: int) -> list[TenantState]:
@@ -66,6 +68,7 @@ def inspect_tenants(connection: redis.Redis, keys: Keys, *, count: int) -> list[
 
     Does not retry. BrokerUnavailable, ProtocolError.
     """
+    connection = for_key(connection, keys.prefix)
     return Retrying(0.0)(lambda: _inspect_tenants(connection, keys, count))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -45,7 +46,8 @@ from quire.transitions.values import (
 )
 from quire.transport.connection import is_refused
 from quire.transport.procedure import command
-from quire.transport.script_runner import Call, raise_if_error
+from quire.transport.script_runner import Begun, Call, raise_if_error
+from quire.transport.shared_connection import SharedConnection
 from quire.wire.codec import pack
 from quire.wire.output import Completion, ErrorInfo, FinishReason, State
 from quire.wire.protocol import Priority
@@ -60,13 +62,21 @@ _NO_ADAPTERS: Mapping[str, str] = MappingProxyType({})
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class BegunCommit:
+    """What `Working.begin` has sent."""
+
+    extensions: list[Extension]
+    calls: Begun
+
+
 class Working(Shard):
     """The worker's side of a Broker."""
 
     def __init__(self, connection: redis.Redis, keys: Keys, **options: Any) -> None:
         super().__init__(connection, keys, **options)
         self._commit_calls = CommitCalls(keys)
-        self._ingress = IngressReader(connection, keys, retrying=self._retrying)
+        self._ingress = IngressReader(self._connection, keys, retrying=self._retrying)
 
     def ensure_groups(self) -> None:
         """Creates the ingress streams and their consumer group if they are missing."""
@@ -194,7 +204,24 @@ class Working(Shard):
             _log.error("dead letter of %s: %s", claim.request_id, worse)
             return False
 
-    def commit(self, items: Sequence[CommitItem]) -> list[CommitReply]:
+    def sharing(self) -> SharedConnection:
+        """A connection to the node of this shard, for `begin` of all shards of the node."""
+        return SharedConnection(self._connection)
+
+    def begin(self, items: Sequence[CommitItem], shared: SharedConnection) -> BegunCommit:
+        """Sends what EXTEND may add of these items; `commit` of the same items reads the replies.
+
+        So the commits of several shards reach their node together. Begin and commit the shards in
+        the same order.
+        """
+        extensions: list[Extension] = []
+        first = next(iter(in_parts(items)), [])
+        begun = self._scripts.begin("extend", self._calls_of(first, extensions), shared)
+        return BegunCommit(extensions, begun)
+
+    def commit(
+        self, items: Sequence[CommitItem], *, begun: BegunCommit | None = None
+    ) -> list[CommitReply]:
         """Publishes tokens and ends, one answer per item in the same order.
 
         Each item is decided alone; at most one item per request. Leases are not renewed, see
@@ -205,7 +232,8 @@ class Working(Shard):
         """
         replies: list[CommitReply] = []
         for part in in_parts(items):
-            answers = self._extend(part)
+            answers = self._extend(part, begun)
+            begun = None
             left = [number for number in range(len(part)) if number not in answers]
             if left:
                 judged = self._judge([part[number] for number in left])
@@ -213,16 +241,20 @@ class Working(Shard):
             replies += [answers[number] for number in range(len(part))]
         return replies
 
-    def _extend(self, items: Sequence[CommitItem]) -> dict[int, CommitReply]:
+    def _calls_of(self, items: Sequence[CommitItem], extensions: list[Extension]) -> Iterator[Call]:
+        for extension in self._commit_calls.extensions(items):
+            extensions.append(extension)
+            yield extension.call
+
+    def _extend(
+        self, items: Sequence[CommitItem], begun: BegunCommit | None
+    ) -> dict[int, CommitReply]:
         """The answers for the items that EXTEND has added, by index in `items`."""
-        extensions: list[Extension] = []
-
-        def calls() -> Iterator[Call]:
-            for extension in self._commit_calls.extensions(items):
-                extensions.append(extension)
-                yield extension.call
-
-        replies = self._scripts.run_as_made("extend", calls())
+        if begun is None:
+            extensions = list[Extension]()
+            replies = self._scripts.run_as_made("extend", self._calls_of(items, extensions))
+        else:
+            extensions, replies = begun.extensions, self._scripts.finish(begun.calls)
         answers: dict[int, CommitReply] = {}
         for extension, reply in zip(extensions, replies, strict=True):
             answers |= self._commit_calls.extended(extension, raise_if_error(reply))

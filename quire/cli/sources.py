@@ -116,7 +116,7 @@ def setting_of(variable: str, known: Collection[str], *, prefix: str) -> tuple[s
 def with_password(url: str, password: str | None) -> str:
     """The url with this password, unless it already has one."""
     # Imported here, so that `--help` does not wait for the import of the Redis client.
-    from quire.transport.sentinel import parts_of
+    from quire.transport.urls import parts_of
 
     parts = parts_of(url)
     if password is None or parts.password:
@@ -128,7 +128,7 @@ def with_password(url: str, password: str | None) -> str:
 
 def without_password(url: str) -> str:
     """The url without passwords, for output."""
-    from quire.transport.sentinel import parts_of
+    from quire.transport.urls import parts_of
 
     parts = parts_of(url)
     options = parts.query.split("&")

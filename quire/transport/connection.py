@@ -8,7 +8,6 @@ here never retry. `Retrying` repeats only what is safe to repeat, for a limited 
 from __future__ import annotations
 
 import random
-import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping
@@ -22,8 +21,10 @@ from redis.backoff import NoBackoff
 from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
+    ClusterDownError,
     InvalidResponse,
     MasterDownError,
+    MovedError,
     NoPermissionError,
     OutOfMemoryError,
     ReadOnlyError,
@@ -41,10 +42,13 @@ from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError
 
 from quire.errors import BrokerUnavailable, QueueFull, QuireError
-from quire.transport.sentinel import (
-    SCHEMES,
-    connect_through_sentinels,
-    is_sentinel_url,
+from quire.transport.cluster.connection import connect_to_cluster, is_cluster_url
+from quire.transport.keepalive import keepalive_options
+from quire.transport.sentinel import connect_through_sentinels, is_sentinel_url
+from quire.transport.urls import (
+    CLUSTER_SCHEMES,
+    SENTINEL_SCHEMES,
+    has_several_hosts,
     must_be_host,
     parts_of,
 )
@@ -65,7 +69,10 @@ SOCKET_MARGIN_SECONDS = 3.0
 MAX_CONNECTIONS = 10_000
 
 #: The prefixes of server urls.
-URL_SCHEMES = ("redis://", "rediss://", "unix://", *(f"{scheme}://" for scheme in SCHEMES))
+URL_SCHEMES = (
+    *("redis://", "rediss://", "unix://"),
+    *(f"{scheme}://" for scheme in (*SENTINEL_SCHEMES, *CLUSTER_SCHEMES)),
+)
 
 #: How long a TCP connect may take.
 CONNECT_SECONDS = 3.0
@@ -74,13 +81,15 @@ CONNECT_SECONDS = 3.0
 FIRST_PAUSE_SECONDS = 0.02
 LONGEST_PAUSE_SECONDS = 0.5
 
-#: Errors that may pass: a lost connection, a loading or demoted server, a slot in migration.
+#: Errors that may pass: a lost connection, a loading or demoted server, a slot in migration or
+#: without a node.
 TRANSIENT = (
     RedisConnectionError,
     RedisTimeoutError,
     ReadOnlyError,
     MasterDownError,
     TryAgainError,
+    ClusterDownError,
 )
 
 #: The error of a blocked read when its server becomes a replica.
@@ -92,6 +101,7 @@ _SENTENCES: dict[type[RedisError], str] = {
     RedisConnectionError: "Redis cannot be reached",
     RedisTimeoutError: "Redis did not answer in time",
     NoPermissionError: "Redis does not allow the command for this user",
+    MovedError: "the server is one node of a cluster, use a url with redis+cluster://",
     InvalidResponse: "the server that answers is not Redis",
     ResponseError: "Redis refused",
 }
@@ -129,14 +139,16 @@ class UnusableFile(ValueError):
 def connect(url: str, *, block_seconds: float = MAX_BLOCK_SECONDS) -> redis.Redis:
     """A client that never retries by itself, for reads that block up to `block_seconds`.
 
-    Takes `redis://`, `rediss://` (TLS; `?ssl_ca_certs=<file>` and similar options), `unix://` and
-    the urls of sentinels, see sentinel.py. Sends nothing yet. For calls that do not block
-    (heartbeats, commits) use `block_seconds=0`, so that a dead server is detected sooner.
-    ValueError for an invalid url.
+    Takes `redis://`, `rediss://` (TLS; `?ssl_ca_certs=<file>` and similar options), `unix://`, the
+    urls of sentinels, see sentinel.py, and those of a cluster, see cluster/. Sends nothing yet.
+    For calls that do not block (heartbeats, commits) use `block_seconds=0`, so that a dead server
+    is detected sooner. ValueError for an invalid url.
     """
     settings = connection_settings(url, block_seconds) | {"retry": Retry(NoBackoff(), 0)}
-    if is_sentinel_url(url):
-        client: redis.Redis = connect_through_sentinels(url, settings)
+    if is_cluster_url(url):
+        client: redis.Redis = connect_to_cluster(url, settings)
+    elif is_sentinel_url(url):
+        client = connect_through_sentinels(url, settings)
     else:
         client = redis.Redis.from_url(url, **settings)
     refuse_unknown_options(client)
@@ -193,7 +205,7 @@ def connection_settings(url: str, block_seconds: float) -> dict[str, Any]:
         return settings
     return settings | {
         "socket_keepalive": True,
-        "socket_keepalive_options": _keepalive_options(),
+        "socket_keepalive_options": keepalive_options(),
     }
 
 
@@ -202,7 +214,7 @@ def _take_apart(url: str) -> None:
         raise UnknownScheme(f"the url must begin with one of {', '.join(URL_SCHEMES)}")
     try:
         parts = parts_of(url)
-        if not is_sentinel_url(url):
+        if not has_several_hosts(url):
             _ = parts.port
             must_be_host(parts.hostname or "")
             _must_name_a_database(parts)
@@ -382,11 +394,3 @@ def _may_pass(error: RedisError) -> bool:
 
 def _is_unblocked(error: RedisError) -> bool:
     return isinstance(error, ResponseError) and str(error).startswith(_UNBLOCKED)
-
-
-def _keepalive_options() -> dict[int, int]:
-    # The names differ between platforms. For a missing one the system's value applies.
-    wanted = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-    return {
-        getattr(socket, name): seconds for name, seconds in wanted.items() if hasattr(socket, name)
-    }

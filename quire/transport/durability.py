@@ -19,6 +19,7 @@ from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from quire.errors import BrokerUnavailable, DurabilityUnavailable
 from quire.keys import Keys
+from quire.transport.cluster.connection import for_key
 from quire.transport.connection import TRANSIENT
 from quire.transport.procedure import Procedure, RoundTrip, command, run, send
 
@@ -116,7 +117,7 @@ class Durability(DurabilityRules):
 
     def __init__(self, connection: redis.Redis, keys: Keys, *, longest_seconds: float) -> None:
         super().__init__(keys, longest_seconds=longest_seconds)
-        self._connection = connection
+        self._connection = for_key(connection, keys.prefix)
 
     def require(self) -> None:
         """DurabilityUnavailable if the server cannot confirm that a write is on its disk."""

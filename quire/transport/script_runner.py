@@ -16,17 +16,20 @@ from typing import Any
 
 import redis
 from redis.exceptions import (
+    AskError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
     ResponseError,
+    TryAgainError,
 )
 
 from quire.errors import ProtocolError, QuireError
 from quire.transport.connection import TRANSIENT, Retrying, translated
 from quire.transport.durability import DurabilityRules
 from quire.transport.procedure import Procedure, RoundTrip, command, run, send
+from quire.transport.shared_connection import Sent, SharedConnection
 
 Argument = str | bytes | int
 
@@ -66,7 +69,7 @@ _OF_A_COMMAND = re.compile(r": -(OOM|READONLY) ")
 _KINDS = {"OOM": OutOfMemoryError, "READONLY": ReadOnlyError}
 
 #: Error replies after which a call is repeated.
-_AGAIN = (*TRANSIENT, NoScriptError)
+_AGAIN = (*TRANSIENT, NoScriptError, AskError)
 
 #: The most calls in one pipeline, and the most bytes if there are several. Limits the memory of
 #: both sides, and how long the last call waits for its reply.
@@ -80,6 +83,16 @@ class Call:
 
     keys: Sequence[str]
     arguments: Sequence[Argument]
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Calls of one transition that were sent, and whose replies were not read yet."""
+
+    name: str
+    made: Sequence[ScriptArguments]
+    shared: SharedConnection
+    sent: Sent
 
 
 class ScriptRunner:
@@ -155,6 +168,27 @@ class ScriptRunner:
         # Make the calls that were not made yet when sending failed. `commands` adds them to `made`.
         for _ in sending:
             pass
+        return self._settled(name, made, replies)
+
+    def begin(self, name: str, calls: Iterator[Call], shared: SharedConnection) -> Begun:
+        """Sends each call as it is made; `finish` reads the replies."""
+        made: list[ScriptArguments] = []
+        sha = script_sha(self._sources.get(name) or load_source(name))
+
+        def commands() -> Iterator[tuple[Argument, ...]]:
+            for call in calls:
+                num_keys, values = arguments_of(call, self._settings)
+                made.append((num_keys, values))
+                yield ("EVALSHA", sha, num_keys, *values)
+
+        return Begun(name, made, shared, shared.send(commands()))
+
+    def finish(self, begun: Begun) -> list[Any]:
+        """The replies to these calls, as `run_as_made` returns them."""
+        replies = [*map(of_its_kind, begun.shared.read(begun.sent))]
+        return self._settled(begun.name, begun.made, replies)
+
+    def _settled(self, name: str, made: Sequence[ScriptArguments], replies: list[Any]) -> list[Any]:
         if len(replies) < len(made) or any(isinstance(r, _AGAIN) for r in replies):
             replies = self._retrying(partial(self._pipeline, name, made, None))
         return [script_error(r) if isinstance(r, RedisError) else r for r in replies]
@@ -222,6 +256,8 @@ def sending(
     if any(isinstance(reply, NoScriptError) for reply in replies):
         yield RoundTrip((command("script_load", source),))
         replies = _judged((yield trip), len(made), durability)
+        if any(isinstance(reply, NoScriptError) for reply in replies):
+            raise TryAgainError("the slot has moved to a node without the script")
     return replies
 
 

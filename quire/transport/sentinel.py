@@ -11,14 +11,12 @@ sentinels do not use TLS.
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs
 
 import redis.asyncio.sentinel
-from redis.connection import parse_url
 from redis.exceptions import RedisError
 from redis.sentinel import (
     Sentinel,
@@ -27,21 +25,20 @@ from redis.sentinel import (
     SentinelManagedSSLConnection,
 )
 
-#: The schemes of such a url, and whether the server uses TLS.
-SCHEMES: Mapping[str, bool] = {"redis+sentinel": False, "rediss+sentinel": True}
+from quire.transport.urls import (
+    SENTINEL_SCHEMES,
+    addresses_of,
+    credentials_of,
+    parts_of,
+    scheme_of,
+    tls_settings,
+)
 
 #: The port of a sentinel without a port in the url.
 DEFAULT_PORT = 26379
 
 #: The options of a url for the sentinels themselves.
 OWN_OPTIONS = frozenset({"sentinel_username", "sentinel_password"})
-
-#: The prefix of every option for the server's TLS.
-TLS_PREFIX = "ssl_"
-
-_OUTSIDE_BRACKETS = re.compile(r"[^\[\]]*")
-#: A name or an address, and a port. Checks only the brackets; connecting checks the rest.
-_HOST = re.compile(rf"(\[[^\[\]]+\])?{_OUTSIDE_BRACKETS.pattern}")
 
 #: How long a sentinel may take to answer.
 SENTINEL_SECONDS = 1.0
@@ -135,38 +132,7 @@ _POOLS = {Sentinel: _MasterPool, redis.asyncio.sentinel.Sentinel: _AsyncMasterPo
 
 def is_sentinel_url(url: str) -> bool:
     """Whether `connect_through_sentinels` takes this url."""
-    return url.partition("://")[0] in SCHEMES
-
-
-def parts_of(url: str) -> SplitResult:
-    """Like `urlsplit`, but also for urls with several hosts. ValueError.
-
-    Some versions of Python check brackets, and refuse an address in brackets beside other hosts.
-    """
-    if not is_sentinel_url(url):
-        return urlsplit(url)
-    scheme, _, rest = url.partition("://")
-    end = min(found for mark in "/?#" if (found := f"{rest}{mark}".find(mark)) >= 0)
-    user, _, hosts = rest[:end].rpartition("@")
-    if not _OUTSIDE_BRACKETS.fullmatch(user) or not all(map(_HOST.fullmatch, hosts.split(","))):
-        raise ValueError("only an address may be in brackets")
-    return urlsplit(f"{scheme}://{rest[end:]}")._replace(netloc=rest[:end])
-
-
-def must_be_host(name: str) -> None:
-    """ValueError for a name that cannot be resolved, because the resolver's error is not Redis'.
-
-    For example, nothing between two dots, because a variable was empty.
-    """
-    plain = unquote(name)
-    try:
-        plain.encode("idna")
-        can_be_asked = "\0" not in plain
-    except UnicodeError:
-        can_be_asked = False
-    if not can_be_asked:
-        # Not quoted: if a password has a `/`, this is a part of the password.
-        raise ValueError("the url has an invalid host name")
+    return scheme_of(url) in SENTINEL_SCHEMES
 
 
 def connect_through_sentinels(
@@ -179,12 +145,11 @@ def connect_through_sentinels(
     `refuse_unknown_options` checks the names of TLS options.
     """
     parts = parts_of(url)
-    server, _, hosts = parts.netloc.rpartition("@")
+    _, _, hosts = parts.netloc.rpartition("@")
     service, _, database = parts.path.removeprefix("/").partition("/")
     if not hosts or not service or not (database or "0").isdecimal():
         raise ValueError("a sentinel url needs hosts and a service; a database must be a number")
-    username, _, password = server.partition(":")
-    has_tls = SCHEMES[parts.scheme]
+    has_tls = SENTINEL_SCHEMES[parts.scheme]
     query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
     own = {
         "username": query.get("sentinel_username"),
@@ -195,44 +160,13 @@ def connect_through_sentinels(
     if make is Sentinel:
         kind = _SecureWholeAnswers if has_tls else _WholeAnswers
         settings = {**settings, "connection_class": kind}
-    sentinels = make([_address(host) for host in hosts.split(",")], sentinel_kwargs=own)
+    sentinels = make(addresses_of(parts, default_port=DEFAULT_PORT), sentinel_kwargs=own)
     return sentinels.master_for(
         service,
         connection_pool_class=_POOLS[make],
         db=int(database or 0),
-        username=unquote(username) or None,
-        password=unquote(password) or None,
         ssl=has_tls,
-        **_tls_settings(parts.query, has_tls=has_tls),
+        **credentials_of(parts),
+        **tls_settings(parts, has_tls=has_tls, other_options=OWN_OPTIONS),
         **settings,
     )
-
-
-def _tls_settings(query: str, *, has_tls: bool) -> dict[str, Any]:
-    """The TLS options of a url. ValueError for an option that would have no effect."""
-    names = set[str]()
-    for name, values in parse_qs(query, keep_blank_values=True).items():
-        if name in OWN_OPTIONS:
-            continue
-        if not name.startswith(TLS_PREFIX):
-            raise ValueError(f"a sentinel url has no option {name!r}")
-        if not has_tls:
-            raise ValueError(f"the option {name!r} is for the scheme rediss+sentinel")
-        if not all(values):
-            raise ValueError(f"the option {name!r} has no value")
-        names.add(name)
-    # They mean the same as in the url of one server.
-    settings: dict[str, Any] = parse_url(f"rediss://?{query}")  # type: ignore[no-untyped-call]
-    return {name: value for name, value in settings.items() if name in names}
-
-
-def _address(host: str) -> tuple[str, int]:
-    name, separator, port = host.rpartition(":")
-    if not separator or port.endswith("]"):
-        name, port = host, str(DEFAULT_PORT)
-    if not port.isdecimal():
-        # Not quoted: if a password has a `/`, this is a part of the password.
-        raise ValueError("in a sentinel url, write each host as host or host:port")
-    name = name.strip("[]")
-    must_be_host(name)
-    return name, int(port)

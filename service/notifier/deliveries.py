@@ -17,6 +17,7 @@ import redis.asyncio
 
 from quire.broker.async_shard import heeding_cancels
 from quire.keys import Keys
+from quire.transport.cluster.async_connection import for_key_async
 from service.notifier.events import Event
 
 #: How long the keys of a webhook live in addition to the time for which it is tried.
@@ -104,6 +105,7 @@ class Deliveries:
     def __init__(
         self, connection: redis.asyncio.Redis, keys: Keys, *, most_per_tenant: int, life_ms: int
     ) -> None:
+        connection = for_key_async(connection, keys.prefix)
         self._connection = connection
         self._prefix = f"{keys.prefix}:hook:"
         self._due, self._counts = f"{self._prefix}due", f"{self._prefix}counts"

@@ -39,7 +39,7 @@ _KINDS = {
     "timeout": ("Timeout",),
     "access": ("Authentication", "Authorization", "Permission"),
     "read_only": ("ReadOnly", "MasterDown"),
-    "connection": ("Connection", "Loading", "MasterNotFound"),
+    "connection": ("Connection", "Loading", "MasterNotFound", "ClusterDown"),
 }
 
 _Result = TypeVar("_Result")

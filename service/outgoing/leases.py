@@ -65,6 +65,8 @@ class Heartbeat:
         self._contact = contact
         self._period_seconds = lease_seconds / BEATS_PER_LEASE
         self._stopping = threading.Event()
+        #: The nodes of a cluster that did not answer the last time; "" is a single server.
+        self._silent: set[str] = set()
 
     def run(self) -> None:
         """Beat until stopped."""
@@ -93,12 +95,19 @@ class Heartbeat:
                 seconds_since_progress=round(self._vitals.seconds_since_progress, 1),
             )
             return True
-        try:
-            for shard, broker in self._vitals.each("heartbeat", self._brokers.items()):
+        silent: set[str] = set()
+        # First the shards whose node has answered, so that another one does not delay them.
+        shards = sorted(self._brokers, key=lambda shard: self._brokers[shard].node in self._silent)
+        for shard in self._vitals.each("heartbeat", shards):
+            broker = self._brokers[shard]
+            if (node := broker.node) in silent:
+                continue
+            try:
                 self._beat_shard(broker, self._outbox.claims(shard=shard))
-        except UNAVAILABLE:
-            return False
-        return True
+            except UNAVAILABLE:
+                silent.add(node)
+        self._silent = silent
+        return not silent
 
     def _beat_shard(self, broker: Broker, held: Sequence[tuple[str, Claim]]) -> None:
         replies = self._renew(broker, [claim for _, claim in held])
@@ -330,11 +339,15 @@ class Housekeeper:
         A ProtocolError is only logged: a broken key needs an operator, and it must not end all
         workers of the queue one after the other.
         """
+        silent: set[str] = set()
         for broker in self._vitals.each("keeper", self._brokers.values()):
+            if (node := broker.node) in silent:
+                continue
             try:
                 self._contact.call(operation, partial(act, broker))
             except UNAVAILABLE:
-                return False
+                # The shards at other nodes of a cluster must not wait for this one.
+                silent.add(node)
             except ProtocolError as error:
                 _log.error("queue cannot be tidied", operation=operation, error=str(error))
-        return True
+        return not silent

@@ -9,6 +9,7 @@ a commit with one token of a request as with ten, and on a small machine the mod
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from time import monotonic
 from typing import Protocol, TypeVar
 
@@ -16,6 +17,7 @@ import structlog
 
 from engine.request import FinishReason
 from quire.broker.broker import Broker
+from quire.broker.working import BegunCommit
 from quire.errors import ProtocolError
 from quire.transitions.values import BackOff, CommitItem, CommitReply, CommitStatus
 from quire.wire.protocol import ErrorInfo, Execution
@@ -24,6 +26,7 @@ from service.observe.vitals import Vitals
 from service.outgoing.completions import latency_of
 from service.outgoing.contact import UNAVAILABLE, Contact, pauses
 from service.outgoing.delivery import Delivery
+from service.outgoing.lanes import Lanes
 from service.outgoing.outbox import Outbox
 from service.outgoing.traces import Exemplar, NoTraces, Traces
 
@@ -36,6 +39,8 @@ FAILURE_PAUSES = BackOff(first_seconds=1.0, longest_seconds=300.0)
 
 #: One claim and the item to commit for it.
 Due = tuple[Delivery, CommitItem]
+#: The same; without an item the claim is to be released.
+Taken = tuple[Delivery, CommitItem | None]
 
 _Reply = TypeVar("_Reply")
 _log = structlog.get_logger("service.outgoing.publisher")
@@ -78,21 +83,26 @@ class Publisher:
         self._clock = clock
         self._closing = threading.Event()
         self._gave_up = threading.Event()
+        self._lanes = Lanes[Taken](partial(self._publish, is_together=True))
         metrics.publish_backlog.set_function(lambda: float(outbox.num_unpublished_tokens))
 
     def run(self) -> None:
         """Publish until stopped and everything in the outbox is committed."""
-        while not (self._closing.is_set() and self._outbox.is_settled):
+        while not (self._closing.is_set() and self._outbox.is_settled and self._lanes.is_idle):
             self._vitals.beat("publisher")
             due = self._outbox.take(timeout=WAIT_SECONDS)
             began = self._clock()
-            for shard, broker in self._brokers.items():
-                part = [(delivery, item) for delivery, item in due if delivery.shard == shard]
-                self._commit(broker, [(delivery, item) for delivery, item in part if item])
-                self._release(broker, [delivery for delivery, item in part if item is None])
+            for node, part in self._by_node(due).items():
+                if node:
+                    self._lanes.hand(node, part)
+                else:
+                    self._publish(part, is_together=False)
+            # A node that does not answer must not delay what is due at the others.
+            self._lanes.wait(LONGEST_REST_SECONDS)
             if self._gave_up.is_set():
                 return
             self._rest(self._clock() - began)
+        self._lanes.close(seconds=WAIT_SECONDS)
 
     def stop(self) -> None:
         """Make `run` return after everything is committed; nothing more may be added."""
@@ -109,13 +119,52 @@ class Publisher:
         rest_seconds = min(LONGEST_REST_SECONDS, worked_seconds * (1 / self._share - 1))
         self._outbox.rest(max(rest_seconds, self._interval_seconds - worked_seconds))
 
-    def _commit(self, broker: Broker, due: Sequence[Due]) -> None:
-        if not due:
-            return
+    def _by_node(self, taken: Sequence[Taken]) -> dict[str, list[Taken]]:
+        """The deliveries by the node of a cluster that owns their shard; one server has no name."""
+        nodes = {shard: broker.node for shard, broker in self._brokers.items()}
+        parts: dict[str, list[Taken]] = {}
+        for delivery, item in taken:
+            parts.setdefault(nodes[delivery.shard], []).append((delivery, item))
+        return parts
+
+    def _publish(self, taken: Sequence[Taken], *, is_together: bool) -> None:
+        """Commit and release deliveries of one server; `is_together`: shards share round trips."""
+        due: dict[int, list[Due]] = {}
+        released: dict[int, list[Delivery]] = {}
+        for delivery, item in taken:
+            if item is None:
+                released.setdefault(delivery.shard, []).append(delivery)
+            else:
+                due.setdefault(delivery.shard, []).append((delivery, item))
+        if is_together and len(due) > 1:
+            self._commit_together(due)
+        else:
+            for shard, part in due.items():
+                self._commit(self._brokers[shard], part)
+        for shard, deliveries in released.items():
+            self._release(self._brokers[shard], deliveries)
+
+    def _commit_together(self, due: Mapping[int, Sequence[Due]]) -> None:
+        """Commit to several shards of one node: all calls are sent before a reply is read."""
+        brokers = {shard: self._brokers[shard] for shard in due}
+        with next(iter(brokers.values())).sharing() as shared:
+            begun = {
+                shard: broker.begin([item for _, item in due[shard]], shared)
+                for shard, broker in brokers.items()
+            }
+            for shard, broker in brokers.items():
+                self._commit(broker, due[shard], begun=begun[shard])
+
+    def _commit(
+        self, broker: Broker, due: Sequence[Due], *, begun: BegunCommit | None = None
+    ) -> None:
         items = [item for _, item in due]
         began = self._clock()
+        commit = (
+            partial(broker.commit, items, begun=begun) if begun else partial(broker.commit, items)
+        )
         try:
-            replies = self._until_answered("commit", lambda: broker.commit(items))
+            replies = self._until_answered("commit", commit)
         except ProtocolError as error:
             # One item can never be committed: commit each alone to find out which.
             if len(due) == 1:

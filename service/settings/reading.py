@@ -81,7 +81,8 @@ class ProcessSettings(BaseSettings):
         "Queue",
         "URL of Redis: `redis://`, `rediss://` (TLS, with options such as `?ssl_ca_certs=<file>`), "
         "`unix://`, or through sentinels `redis+sentinel://host:port,.../service/0` "
-        "(`rediss+sentinel://` if Redis uses TLS, with the same options).",
+        "(`rediss+sentinel://` if Redis uses TLS, with the same options). A cluster by some of its "
+        "nodes: `redis+cluster://host:port,.../` or `rediss+cluster://`.",
         default="redis://127.0.0.1:6379/0",
         repr=False,
     )

@@ -28,6 +28,7 @@ from quire.transport.connection import connect
 from quire.transport.local_redis import URL_VARIABLE, LocalRedis
 from tests.quire.books import misranked, mistold, unbalanced
 from tests.quire.builders import Clockwork, leaked_keys, queue_keys
+from tests.quire.clusters import cluster  # noqa: F401
 
 # A machine that has other work is slow, and no example is wrong for that.
 settings.register_profile("whatever it takes", deadline=None)

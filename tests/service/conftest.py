@@ -7,6 +7,7 @@ import pytest
 import structlog
 
 from quire.transport.local_redis import LocalRedis
+from tests.quire.clusters import cluster  # noqa: F401
 from tests.service.builders import Clock, Queue
 
 

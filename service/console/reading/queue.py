@@ -12,6 +12,7 @@ from quire.broker.tenants import SharingState, TenantState, inspect_sharing, ins
 from quire.keys import Keys
 from quire.transitions.routing import shard_of
 from quire.transitions.values import LAST_STATES, WorkerInfo
+from quire.transport.cluster.parts import at_each_node
 from quire.transport.connection import Retrying
 from quire.wire.protocol import Activity, Priority
 
@@ -198,19 +199,19 @@ class _Control(NamedTuple):
 
 
 def _control_of(connection: redis.Redis, shards: Sequence[Keys]) -> list[_Control]:
-    """What operators have set in each shard, in one round trip."""
+    """What operators have set in each shard, in one round trip to each server."""
 
-    def read() -> list[Any]:
-        with connection.pipeline(transaction=False) as pipeline:
-            for keys in shards:
+    def read(server: redis.Redis, part: Sequence[Keys]) -> list[tuple[Any, Any]]:
+        with server.pipeline(transaction=False) as pipeline:
+            for keys in part:
                 pipeline.hget(keys.control, "paused")
                 pipeline.hkeys(keys.control)
-            return pipeline.execute()
+            replies = pipeline.execute()
+        return list(zip(replies[::2], replies[1::2], strict=True))
 
-    replies = iter(Retrying(0.0)(read))
     found = []
-    for _ in shards:
-        reason, names = next(replies), [name.decode(errors="replace") for name in next(replies)]
+    for reason, fields in Retrying(0.0)(lambda: at_each_node(read, connection, shards)):
+        names = [name.decode(errors="replace") for name in fields]
         asked = frozenset(n.removeprefix(DRAIN) for n in names if n.startswith(DRAIN))
         # Operators may write a reason with redis-cli, in the encoding of their terminal.
         found.append(_Control(None if reason is None else reason.decode(errors="replace"), asked))

@@ -21,7 +21,8 @@ from quire.cli.sources import with_password
 from quire.errors import BrokerUnavailable
 from quire.transport.connection import Retrying, connect
 from quire.transport.local_redis import URL_VARIABLE, LocalRedis, _free_port
-from quire.transport.sentinel import connect_through_sentinels, parts_of
+from quire.transport.sentinel import connect_through_sentinels
+from quire.transport.urls import parts_of
 from quire.wire.output import State
 from tests.quire.builders import make_request, port_of
 from tests.quire.sentinels import replicas_known_to, started_sentinel

@@ -1,0 +1,108 @@
+"""What the nodes of a cluster answer when a slot is elsewhere, and how often to look again.
+
+Knows no connection. MOVED: another node owns the slot. ASK: the slot is being moved, and this key
+has left already. TRYAGAIN: a call has keys on both sides of the move, or keys that are on neither.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from redis.crc import key_slot
+from redis.exceptions import (
+    AuthenticationError,
+    MovedError,
+    NoPermissionError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+#: After so many redirections of one command, the caller pauses before the next.
+MAX_REDIRECTS = 5
+
+#: While a node does not answer, the others are asked at most so often who owns its slots.
+LOOK_SECONDS = 0.25
+
+#: Errors that are about the node: another one may own its slots now, or soon.
+OF_THE_NODE = (RedisConnectionError, RedisTimeoutError)
+
+#: Commands without a key that belong to the other commands of their pipeline.
+_COMPANIONS = frozenset({"WAITAOF", "CONFIG GET"})
+
+
+def slot_of(key: str) -> int:
+    """The slot of a key, or of every key that begins with a hash tag."""
+    return int(key_slot(key.encode()))
+
+
+def elsewhere(error: RedisError) -> TryAgainError:
+    """The error with which a call fails that has to be made again, at another node."""
+    return TryAgainError(f"the slot is moved: {error}")
+
+
+def may_be_parted(commands: Sequence[tuple[Sequence[Any], Any]]) -> bool:
+    """Whether a command of a pipeline may be sent alone to another node.
+
+    Not if a later one is about those before it: WAITAOF confirms the writes of its connection.
+    """
+    return not any(arguments[0] in _COMPANIONS for arguments, _ in commands)
+
+
+def all_moved(replies: Sequence[Any]) -> bool:
+    """Whether another node owns the slot of all commands of a pipeline, so that none was run."""
+    return bool(replies) and all(isinstance(reply, MovedError) for reply in replies)
+
+
+class Doubt:
+    """Whether to ask again who owns which slots; at most once in LOOK_SECONDS."""
+
+    def __init__(self) -> None:
+        self._is_raised = False
+        self._settled = float("-inf")
+
+    def raise_(self) -> None:
+        """A node did not answer, or said that it does not know the owner of a slot."""
+        self._is_raised = True
+
+    @property
+    def is_due(self) -> bool:
+        return self._is_raised and time.monotonic() >= self._settled + LOOK_SECONDS
+
+    @contextmanager
+    def settling(self) -> Iterator[None]:
+        """Ask the nodes within this context. If none answers, the doubt stays."""
+        self._is_raised = False
+        try:
+            yield
+        except (RedisError, RedisClusterException):
+            self._is_raised = True
+        finally:
+            self._settled = time.monotonic()
+
+
+@contextmanager
+def as_redis_errors() -> Iterator[None]:
+    """Raises RedisErrors in place of those that redis-py has for a whole cluster."""
+    try:
+        yield
+    except RedisClusterException as error:
+        raise _first_cause(error) from error
+
+
+def _first_cause(error: BaseException) -> RedisError:
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
+    for cause in reversed(causes):
+        if isinstance(cause, AuthenticationError | NoPermissionError | RedisTimeoutError):
+            return cause
+        if "cluster support disabled" in str(cause):
+            return ResponseError("the server is no node of a cluster: use a url with redis://")
+    return RedisConnectionError(f"no node of the cluster can be used: {causes[-1]}")
