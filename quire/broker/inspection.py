@@ -17,7 +17,7 @@ from redis.exceptions import ResponseError
 
 from quire.errors import BrokerUnavailable, ProtocolError
 from quire.keys import GROUP, Keys
-from quire.transitions.replies import POLICY_FIELDS, policy_of, readable, worker_of
+from quire.transitions.replies import POLICY_FIELDS, policy_of, readable, reading, worker_of
 from quire.transitions.values import QueuePolicy, WorkerInfo
 from quire.transport.cluster.parts import at_each_node, servers_of
 from quire.transport.connection import Retrying
@@ -234,7 +234,7 @@ def _read_sizes(replies: Iterator[Any]) -> _Sizes:
         num_leases=int(next(replies)),
         num_dead_letters=int(next(replies)),
         num_turns=int(next(replies)),
-        num_waiting_tokens=int(next(replies) or 0),
+        num_waiting_tokens=_count_of(next(replies)),
         workers=next(replies),
     )
 
@@ -327,6 +327,12 @@ def _ingress_of(
         undelivered_seconds=max(0, now_ms - entered_ms) / 1000,
         pending_seconds=idle_ms / 1000,
     )
+
+
+def _count_of(value: Any) -> int:
+    """A number of the counts hash; 0 if it is absent. ProtocolError for what is no number."""
+    with reading("a count of the queue"):
+        return int(value or 0)
 
 
 def _policy_in(values: Sequence[bytes | None]) -> QueuePolicy | None:

@@ -131,6 +131,17 @@ def check_host(host: str, allowed: Sequence[str]) -> None:
         raise HTTPException(421, detail) from None
 
 
+def check_fetch(headers: Mapping[str, str], method: str) -> None:
+    """HTTPException 403 for what a page of another site loads, or measures, as a part of itself.
+
+    A link of another site may lead here. Forms are checked in addition, see `forms.Tokens`.
+    """
+    site, mode = headers.get("Sec-Fetch-Site", "none"), headers.get("Sec-Fetch-Mode")
+    is_ours = site in ("same-origin", "none")
+    if not is_ours and not (method in ("GET", "HEAD") and mode == "navigate"):
+        raise HTTPException(403, "This was asked for by a page of another site.")
+
+
 def _without_port(host: str) -> str:
     if host.startswith("["):
         return host.partition("]")[0] + "]"

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 
 from quire.errors import BrokerUnavailable, InvalidRequest, QuireError, UnknownRequest
 from quire.version import quire_version
-from service.console.access import User, Users, check_host
+from service.console.access import User, Users, check_fetch, check_host
 from service.console.actions import ACTIONS, Fields
 from service.console.forms import (
     COOKIE,
@@ -121,6 +121,9 @@ class Console:
                     await self._reads.run(watched.history.read)
                 except QuireError as error:
                     _log.warning("the queue cannot be sampled", queue=name, reason=str(error))
+                # A defect must not end the plots of the other queues.
+                except Exception:  # noqa: BLE001 - see above.
+                    _log.exception("defect", queue=name)
             await asyncio.sleep(period)
 
     def close(self) -> None:
@@ -134,6 +137,7 @@ class Console:
         visit = None
         try:
             check_host(request.headers.get("Host", ""), self._settings.allowed_hosts)
+            check_fetch(request.headers, request.method)
             visit = self._visit(request)
             response = await handler(request, visit)
         except HTTPException as error:
@@ -149,6 +153,11 @@ class Console:
             if any(words in str(error) for words in FORBIDDEN):
                 status = 403
             response = self._error_page(visit, status, str(error), request)
+        # A defect of the console ends only this response; the traceback is logged.
+        except Exception:  # noqa: BLE001 - see above.
+            _log.exception("defect", path=request.url.path)
+            detail = "A defect of the console; see its log."
+            response = self._error_page(visit, 500, detail, request)
         if visit is not None and response.media_type == "text/html":
             is_secure = request.url.scheme == "https"
             if request.cookies.get(COOKIE) != visit.session:
@@ -194,7 +203,7 @@ class Console:
 
         async def context() -> Mapping[str, Any]:
             key = (page.name, watched.queue.name, parameters)
-            found = await self._reads.share(key, partial(page.read, watched, parameters))
+            found = await self._reads.share(key, partial(page.context, watched, parameters))
             common = {"visit": visit, "queue": watched.queue.name, "page": page}
             return {**common, "at": parameters, "refresh": self._settings.refresh_seconds, **found}
 

@@ -16,6 +16,7 @@ from service.console.reading.batches import batches_of
 from service.console.reading.history import History
 from service.console.reading.letters import letters_of
 from service.console.reading.limits import limits_state
+from service.console.reading.numbers import refusing_huge_numbers
 from service.console.reading.queue import Queue, inspect_queue, inspect_shares
 from service.console.reading.request import life_of
 from service.console.reading.timeline import events_of, spans_of
@@ -67,6 +68,11 @@ class PageKind:
     @property
     def template(self) -> str:
         return f"{self.name}.html"
+
+    def context(self, watched: Watched, parameters: Parameters) -> Context:
+        """What the template of the page needs. BrokerUnavailable, ProtocolError, UnknownRequest."""
+        with refusing_huge_numbers():
+            return self.read(watched, parameters)
 
 
 def overview(watched: Watched, _: Parameters) -> Context:

@@ -9,6 +9,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from service.console.reading.numbers import refusing_huge_numbers
+
 FOLDER = Path(__file__).parent / "templates"
 STATIC = Path(__file__).parent / "static"
 
@@ -63,13 +65,15 @@ class Views:
         self._environment.globals["ui"] = self._environment.get_template("macros.html").module
 
     def page(self, template: str, context: Mapping[str, Any]) -> str:
-        """A whole page."""
-        return self._environment.get_template(template).render(context)
+        """A whole page. ProtocolError."""
+        with refusing_huge_numbers():
+            return self._environment.get_template(template).render(context)
 
     def live(self, template: str, context: Mapping[str, Any]) -> str:
-        """The part of a page that changes."""
+        """The part of a page that changes. ProtocolError."""
         loaded = self._environment.get_template(template)
-        return "".join(loaded.blocks[LIVE_BLOCK](loaded.new_context(dict(context))))
+        with refusing_huge_numbers():
+            return "".join(loaded.blocks[LIVE_BLOCK](loaded.new_context(dict(context))))
 
 
 def shown(text: object) -> str:

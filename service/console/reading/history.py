@@ -13,6 +13,7 @@ from typing import Any
 from quire.records import State
 from quire.transitions.replies import ms_of
 from quire.transport.procedure import Procedure, RoundTrip, command
+from service.console.reading.numbers import refusing_huge_numbers
 from service.console.reading.queue import Queue, QueueState, inspect_queue
 
 #: The samples of a history.
@@ -72,6 +73,10 @@ class History:
 
     def read(self) -> None:
         """Adds a sample. BrokerUnavailable, ProtocolError."""
+        with refusing_huge_numbers():
+            self._read()
+
+    def _read(self) -> None:
         state = inspect_queue(self._queue)
         is_first = not self._cursors
         ends, now_ms = self._new_ends()

@@ -353,10 +353,14 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(quire, worker, real_se
 
 
 @pytest.mark.processes
-def test_gateway_becomes_the_service_with_all_its_flags():
-    command = [sys.executable, "-m", "quire.cli", "gateway", "--max-open-answers", "zero"]
+@pytest.mark.parametrize(
+    ("verb", "setting"), [("gateway", "max_open_answers"), ("console", "max_streams")]
+)
+def test_a_verb_becomes_the_service_with_all_its_flags(verb, setting):
+    flag = f"--{setting.replace('_', '-')}"
+    command = [sys.executable, "-m", "quire.cli", verb, flag, "zero"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and "max_open_answers" in done.stderr
+    assert done.returncode == 2 and setting in done.stderr
 
 
 @pytest.mark.processes

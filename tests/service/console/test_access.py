@@ -94,6 +94,27 @@ def test_a_page_may_load_nothing_but_our_own_files(console):
     assert console.get("/static/%2e%2e/settings.py").status == 404
 
 
+@pytest.mark.parametrize(("site", "mode", "status"), [
+    ("cross-site", "no-cors", 403), ("cross-site", "cors", 403), ("same-site", "no-cors", 403),
+    ("cross-site", "navigate", 200), ("same-origin", "cors", 200), ("none", "navigate", 200),
+])  # fmt: skip
+def test_a_page_of_another_site_may_lead_here_and_load_nothing(console, site, mode, status):
+    headers = {"Sec_Fetch_Site": site, "Sec_Fetch_Mode": mode}
+    assert console.page(**headers).status == status
+    assert console.page("/workers", Accept="text/html", **headers).status == status
+
+
+def test_a_defect_ends_one_response_and_is_logged(console, monkeypatch, caplog):
+    def read(*_):
+        raise KeyError("x")
+
+    monkeypatch.setattr("service.console.reading.lists.running", read)
+    reply = console.page("/requests")
+    assert reply.status == 500 and "A defect of the console" in reply.text
+    assert any("defect" in str(record.msg) for record in caplog.records)
+    assert console.page("/workers").status == 200
+
+
 def test_no_error_page_lacks_the_headers(console):
     for path in ("/nothing", "/queues/default/requests/a%20b", "/static/nothing"):
         assert "Content-Security-Policy" in console.get(path).headers

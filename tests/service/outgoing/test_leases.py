@@ -359,6 +359,8 @@ def test_workers_sign_the_registry_with_state_load_and_abilities(queue: Queue):
             "waiting", "prefilling", "decoding", "preempted", "kv_usage", "generated",
         }  # fmt: skip
         assert info.load["grammars"] == 1
+        queue.result(queue.submit((6, 1), max_tokens=5))
+        eventually(lambda: queue.broker.workers()[0].load["generated"] == 5)
     (info,) = queue.broker.workers()
     assert info.state == "stopped"
 
