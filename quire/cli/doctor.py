@@ -23,7 +23,7 @@ from quire.cli.console import Console, add_server, brokers_of, few
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK
 from quire.cli.findings import Finding, Verdict
 from quire.cli.schemes import scheme_hint
-from quire.cli.server_checks import examined_server
+from quire.cli.server_checks import examined_cluster, examined_server
 from quire.cli.sources import worker_setting
 from quire.errors import QuireError
 from quire.transitions.values import Lost, WorkerInfo
@@ -104,6 +104,7 @@ def _redis(brokers: Sequence[Broker], *, url: str) -> Iterator[Finding]:
     info = _info(connection)
     if info:
         yield from examined_server(info)
+    yield from examined_cluster(brokers)
     yield _scripts(connection)
     skew = abs(brokers[0].now_ms() / 1000 - time.time())
     verdict = Verdict.OK if skew <= MAX_CLOCK_SKEW_SECONDS else Verdict.WARN

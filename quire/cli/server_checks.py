@@ -1,11 +1,18 @@
-"""The checks of `quire doctor` on the INFO of a Redis server."""
+"""The checks of `quire doctor` on a Redis server: on its INFO, and as a cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+import redis
+from redis.exceptions import NoPermissionError, NoScriptError, RedisError
+
+from quire.broker.broker import Broker
 from quire.cli.findings import Finding, Verdict
+from quire.transport.cluster.connection import SlotConnection
+from quire.transport.connection import translated
 
 #: The oldest server that has all the commands we use.
 MIN_REDIS = (6, 2)
@@ -99,3 +106,96 @@ def _clients(info: dict[str, Any]) -> Iterator[Finding]:
     if limit and number >= NEAR_SHARE * limit:
         advice = "raise maxclients: at the limit no new client can connect"
         yield Finding("redis clients", Verdict.WARN, f"{number} of {limit}", advice)
+
+
+#: The hash of no script.
+_NO_SCRIPT = "0" * 40
+
+REPLICA_ADVICE = "give it a replica, or its shards are away as long as it is, and lost if it is"
+COVERAGE_ADVICE = "assign all slots to masters: see `redis-cli --cluster check`"
+USER_ADVICE = "nodes do not copy users: create this one on every node, with `+cluster|slots`"
+
+
+def examined_cluster(brokers: Sequence[Broker]) -> Iterator[Finding]:
+    """The findings about each master, and which one has which shard; none for a single server."""
+    connection = brokers[0]._connection
+    if not isinstance(connection, SlotConnection):
+        return
+    try:
+        masters = connection.nodes.masters()
+    except RedisError as error:
+        yield Finding("cluster", Verdict.FAIL, str(translated(error)), USER_ADVICE)
+        return
+    shards: dict[str, list[int]] = {name: [] for name in masters}
+    for broker in brokers:
+        shards.setdefault(broker.node, []).append(broker.keys.shard)
+    places = ", ".join(f"{name} has {_listed(numbers)}" for name, numbers in shards.items())
+    yield Finding("cluster", Verdict.OK, f"{len(masters)} masters: {places}")
+    for name, master in masters.items():
+        for finding in _examined_master(master):
+            yield replace(finding, detail=f"{name}: {finding.detail}")
+
+
+def _listed(shards: Sequence[int]) -> str:
+    if not shards:
+        return "no shard"
+    return f"shard{'s' if len(shards) > 1 else ''} {', '.join(map(str, shards))}"
+
+
+def _examined_master(master: redis.Redis) -> Iterator[Finding]:
+    try:
+        info: Any = master.info()
+    except NoPermissionError:
+        info = {}
+    except RedisError as error:
+        yield Finding("redis", Verdict.FAIL, str(translated(error)), USER_ADVICE)
+        return
+    if info:
+        yield from (one for one in examined_server(info) if one.verdict is not Verdict.OK)
+    if info and not info.get("connected_slaves", 0):
+        yield Finding("replicas", Verdict.WARN, "none", REPLICA_ADVICE)
+    yield from _coverage(master)
+    yield from _quirks(master)
+
+
+def _coverage(master: redis.Redis) -> Iterator[Finding]:
+    """No finding while all slots are served; or where a managed service does not tell."""
+    try:
+        # Two words, so that the reply is the text that a server sends.
+        words: Any = master.execute_command("CLUSTER", "INFO")  # type: ignore[no-untyped-call]
+    except RedisError:
+        return
+    text = words.decode() if isinstance(words, bytes) else str(words)
+    lines = dict(line.split(":", 1) for line in text.split() if ":" in line)
+    if lines.get("cluster_state", "ok") != "ok":
+        served = lines.get("cluster_slots_ok", "?")
+        detail = f"state {lines['cluster_state']}, {served} of 16384 slots served"
+        yield Finding("cluster state", Verdict.FAIL, detail, COVERAGE_ADVICE)
+
+
+def _quirks(master: redis.Redis) -> Iterator[Finding]:
+    """What managed services leave out or do in their own way."""
+    try:
+        master.evalsha(_NO_SCRIPT, 0)
+    except (NoScriptError, NoPermissionError):
+        pass
+    except RedisError as error:
+        advice = "scripts are loaded when a node answers NOSCRIPT: this service must answer it"
+        yield Finding("unknown scripts", Verdict.FAIL, str(error), advice)
+    else:
+        advice = "this service is no Redis: it runs a script that it does not have"
+        yield Finding("unknown scripts", Verdict.FAIL, "no error", advice)
+    if _lacks(master, "WAITAOF", 0, 0, 0):
+        advice = "`durable` needs it, or `appendfsync always`; without `durable` nothing is missing"
+        yield Finding("durable writes", Verdict.WARN, "no WAITAOF", advice)
+    if _lacks(master, "CLUSTER", "SHARDS"):
+        detail = "no CLUSTER SHARDS: CLUSTER SLOTS is used"
+        yield Finding("cluster commands", Verdict.OK, detail)
+
+
+def _lacks(master: redis.Redis, *words: str | int) -> bool:
+    try:
+        master.execute_command(*words)  # type: ignore[no-untyped-call]
+    except RedisError as error:
+        return "unknown" in str(error).lower()
+    return False

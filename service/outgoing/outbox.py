@@ -8,7 +8,8 @@ intake limits, times the length of one generation.
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import islice
 from time import monotonic
 from types import MappingProxyType
 
@@ -95,20 +96,30 @@ class Outbox:
                 self._note_due(delivery)
                 self._note_quiet()
 
-    def take(self, *, timeout: float) -> list[tuple[Delivery, CommitItem | None]]:
+    def take(
+        self, *, timeout: float, but: Collection[str] = ()
+    ) -> list[tuple[Delivery, CommitItem | None]]:
         """The due deliveries, each with the item to commit, or None if it is to be released.
 
         Waits up to `timeout` seconds for the first. A delivery that was taken is due again only
-        after `put`, `end` or `settle`.
+        after `put`, `end` or `settle`. Those with a key in `but` are left: another thread commits
+        their last item, and calls `look_again` after it has removed them there.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._due or self._is_closing, timeout)
-            keys = list(self._due)[:MAX_COMMIT_ITEMS]
+            self._changed.wait_for(
+                lambda: self._is_closing or any(key not in but for key in self._due), timeout
+            )
+            keys = list(islice((key for key in self._due if key not in but), MAX_COMMIT_ITEMS))
             for key in keys:
                 del self._due[key]
             taken = [(delivery := self._deliveries[key], delivery.item()) for key in keys]
             # There may be no item: another worker's tokens can put the log ahead of this engine.
             return [(one, item) for one, item in taken if item is not None or one.is_released]
+
+    def look_again(self) -> None:
+        """Let `take` look again which deliveries are left."""
+        with self._changed:
+            self._changed.notify()
 
     def rest(self, seconds: float) -> None:
         """Wait `seconds`, but not after all claims have ended: only the engine gains by it."""

@@ -83,17 +83,20 @@ class Publisher:
         self._clock = clock
         self._closing = threading.Event()
         self._gave_up = threading.Event()
-        self._lanes = Lanes[Taken](partial(self._publish, is_together=True))
+        self._lanes = Lanes[Taken](self._publish_in_lane)
+        #: Deliveries that a lane has. A commit must not have two items of one request.
+        self._in_lanes: set[str] = set()
         metrics.publish_backlog.set_function(lambda: float(outbox.num_unpublished_tokens))
 
     def run(self) -> None:
         """Publish until stopped and everything in the outbox is committed."""
         while not (self._closing.is_set() and self._outbox.is_settled and self._lanes.is_idle):
             self._vitals.beat("publisher")
-            due = self._outbox.take(timeout=WAIT_SECONDS)
+            due = self._outbox.take(timeout=WAIT_SECONDS, but=self._in_lanes)
             began = self._clock()
             for node, part in self._by_node(due).items():
                 if node:
+                    self._in_lanes.update(delivery.key for delivery, _ in part)
                     self._lanes.hand(node, part)
                 else:
                     self._publish(part, is_together=False)
@@ -126,6 +129,13 @@ class Publisher:
         for delivery, item in taken:
             parts.setdefault(nodes[delivery.shard], []).append((delivery, item))
         return parts
+
+    def _publish_in_lane(self, taken: Sequence[Taken]) -> None:
+        try:
+            self._publish(taken, is_together=True)
+        finally:
+            self._in_lanes.difference_update(delivery.key for delivery, _ in taken)
+            self._outbox.look_again()
 
     def _publish(self, taken: Sequence[Taken], *, is_together: bool) -> None:
         """Commit and release deliveries of one server; `is_together`: shards share round trips."""

@@ -56,6 +56,10 @@ class Node:
         self.process.kill()
         self.process.wait()
 
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
     @property
     def id(self) -> str:
         return str(self.call("CLUSTER", "MYID"))
@@ -218,10 +222,14 @@ def until(holds: Callable[[], bool], what: str, *, seconds: float = AGREEMENT_SE
 
 def real_program() -> str:
     """The path of a real server, or a skip with its reason."""
-    for name in ("redis-server", "valkey-server"):
-        if path := shutil.which(name):
-            return path
+    if program := server_program():
+        return program
     pytest.skip("needs redis-server or valkey-server of version 7 on the PATH for a real cluster")
+
+
+def server_program() -> str | None:
+    """The path of a real server, if one is there."""
+    return shutil.which("redis-server") or shutil.which("valkey-server")
 
 
 def _agree(masters: Sequence[Node], slot: int, owner: str) -> bool:

@@ -114,11 +114,12 @@ class Nodes:
         found = self._manager.slots_cache.get(slot) if self._manager else None
         return str(found[0].name) if found else "unknown"
 
-    def pools_of_masters(self) -> dict[str, ConnectionPool]:
-        """`host:port` of every master that owns a slot, sorted, and its pool. RedisError."""
+    def masters(self) -> dict[str, redis.Redis]:
+        """A client of each master that owns a slot, by `host:port`, sorted. RedisError."""
         manager = self._current()
         owners = {nodes[0].name: nodes[0] for nodes in manager.slots_cache.values()}
-        return {name: self._pool(manager, owners[name]) for name in sorted(owners)}
+        pools = {name: self._pool(manager, owners[name]) for name in sorted(owners)}
+        return {name: redis.Redis(connection_pool=pool) for name, pool in pools.items()}
 
     def move(self, error: MovedError) -> None:
         """Notes what a MOVED says about one slot."""
@@ -343,11 +344,6 @@ class ClusterConnection(SlotConnection):
     def at_slot_of(self, key: str) -> SlotConnection:
         """The client of the slot of this key, over the same connections."""
         return SlotConnection(self.nodes, slot_of(key))
-
-    def masters(self) -> dict[str, redis.Redis]:
-        """A client of each master that owns a slot, by `host:port`. RedisError."""
-        pools = self.nodes.pools_of_masters()
-        return {name: redis.Redis(connection_pool=pool) for name, pool in pools.items()}
 
     def close(self) -> None:
         """Closes the connections of all its clients. May be repeated."""

@@ -38,5 +38,5 @@ def servers_of(connection: redis.Redis) -> dict[str, redis.Redis]:
     RedisError if no node of a cluster can be reached.
     """
     if isinstance(connection, ClusterConnection):
-        return connection.masters()
+        return connection.nodes.masters()
     return {"": connection}

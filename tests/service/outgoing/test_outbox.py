@@ -20,6 +20,7 @@ from quire.wire.protocol import ErrorInfo, TokenChunk
 from service.outgoing.completions import own_failure
 from service.outgoing.delivery import MAX_TOKENS_WITH_LOGPROBS
 from service.outgoing.outbox import Outbox
+from tests.service.builders import PATIENCE_SECONDS
 from tests.service.outgoing.test_delivery import add_likely, likely, make_delivery
 
 
@@ -47,6 +48,27 @@ def test_outputs_of_several_steps_merge_into_one_item():
     assert item.text == "<10><11><12><13><14>"
     assert item.text_ends == (4, 8, 12, 16, 20)
     assert outbox.take(timeout=0.0) == []
+
+
+def test_what_another_thread_commits_is_taken_again_only_after_that():
+    """Or one commit has two items of a request, and EXTEND writes its tokens twice."""
+    outbox, in_lanes = Outbox(), {"a"}
+    outbox.open(make_delivery())
+    outbox.put([output(0, [10])])
+    item = take_item(outbox)
+    outbox.put([output(1, [11])])
+    assert outbox.take(timeout=0.0, but=in_lanes) == []
+    found: list = []
+    taker = threading.Thread(
+        target=lambda: found.extend(outbox.take(timeout=PATIENCE_SECONDS, but=in_lanes))
+    )
+    taker.start()
+    outbox.settle("a", item, reply=CommitReply(CommitStatus.OK, 1, cancel_requested=False))
+    in_lanes.clear()
+    outbox.look_again()
+    taker.join(PATIENCE_SECONDS)
+    ((_, item),) = found
+    assert (item.start, item.token_ids) == (1, (11,))
 
 
 @pytest.mark.parametrize(("published", "due"), [(1, [(11,)]), (3, [])])
