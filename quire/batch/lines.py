@@ -170,6 +170,7 @@ def response_body(line: BatchLine, completions: Sequence[Completion]) -> dict[st
         encoding=encoding_of(line.body.get("encoding_format")),
         reasoning=line.call.reasoning(),
         has_token_ids=line.body.get("return_token_ids") is True,
+        types=line.call.argument_types,
     )
     return response(heading, completions, num_prompts=line.call.num_prompts)
 

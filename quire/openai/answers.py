@@ -6,11 +6,12 @@ Pure functions from completions and chunks to JSON, for batch files and for the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quire.openai.logprobs import compact, of_chat, of_completion, written
 from quire.openai.tools.answers import CALLED, MessageStream
+from quire.openai.tools.argument_types import ArgumentTypes
 from quire.openai.tools.reasoning import NO_REASONING, ReasoningUse
 from quire.openai.vectors import VectorEncoding, embeddings_response, written_embeddings
 from quire.wire.output import Completion, FinishReason, TokenChunk
@@ -35,6 +36,8 @@ class Heading:
     has_token_ids: bool = False
     #: How the answer writes vectors, if it has them.
     encoding: VectorEncoding = "float"
+    #: The types of the arguments of `tools`.
+    types: ArgumentTypes = field(default_factory=dict)
 
     @property
     def is_chat(self) -> bool:
@@ -47,7 +50,9 @@ class Heading:
 
     def message_stream(self, choice: int) -> MessageStream:
         """A new stream of the deltas of this choice."""
-        return MessageStream(self.id, choice, self.tools, reasoning=self.reasoning)
+        return MessageStream(
+            self.id, choice, self.tools, types=self.types, reasoning=self.reasoning
+        )
 
     def fields(self, *, is_piece: bool) -> dict[str, Any]:
         """These fields as JSON; `is_piece` for an event of a stream."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import InvalidRequest
+from quire.openai.tools.argument_types import argument_types
 from quire.openai.tools.reasoning import (
     NO_REASONING,
     ReasoningSetting,
@@ -69,6 +70,12 @@ class OpenAIRequest:
         """The names of the functions that the output may call. InvalidRequest."""
         use = tool_use_of(self.body) if self.kind == "chat.completions" else None
         return use.names if use is not None else ()
+
+    @property
+    def argument_types(self) -> dict[str, dict[str, str]]:
+        """The types of the arguments of these functions. InvalidRequest."""
+        use = tool_use_of(self.body) if self.kind == "chat.completions" else None
+        return argument_types(use.tools) if use is not None else {}
 
     def reasoning(self, setting: ReasoningSetting = "auto") -> ReasoningUse:
         """The reasoning that the output may have; `setting` says which formats count."""

@@ -283,9 +283,6 @@ def _parsed_chat(
     messages, tools = checked_messages(body.get("messages")), tool_use_of(body)
     if tools is not None:
         constraint = _constraint_with(tools, constraint, sampling)
-        if body.get("skip_special_tokens") is None:
-            # Some models mark their calls with special tokens.
-            sampling = sampling.model_copy(update={"skip_special_tokens": False})
     return parsed(
         None,
         messages,

@@ -4,28 +4,35 @@ Free text has no mark that the parser of calls reads as one, and does not begin 
 parser reads as a call, too. So whatever the parser finds has passed the schema. Knows no request.
 """
 
-import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from quire.openai.tools.formats import FORMATS, REASONING_FORMATS, ToolFormat
-from service.constraints.grammars import JSON_OPTIONS
-from service.constraints.schemas import enforceable
+from quire.wire.tools import ToolUse
+from service.constraints.call_rules import call_rules, functions_of, written_arguments
+from service.constraints.terminals import any_of, json_rule, quoted, text_without, word
 
 #: The begin of JSON that may be calls.
 _JSON = r"[ \n\r\t]*[{\[]"
 #: White space between a mark and JSON; the parser accepts more.
 _SPACE = r"/[ \n\r\t]{1,8}/"
 
+#: How gpt-oss writes calls: as messages to a function. The parser reads them as a part of its
+#: format of reasoning, which has all marks.
+_HARMONY = next(one for one in REASONING_FORMATS if one.name == "harmony")
+HARMONY = ToolFormat("gpt-oss", _HARMONY.begin, "named")
+_MESSAGE, _START, _CONSTRAIN, _CALL, _RETURN = _HARMONY.around
+
 
 @dataclass(frozen=True, slots=True)
 class CallMarks:
     """How one model writes calls.
 
-    `special` has the ids of marks, of calls and of reasoning, that are special tokens: no text can
-    be one of these.
+    `special` has the ids of marks, of calls and of reasoning, that are tokens of their own: see
+    `mark_ids`.
     """
 
     format: ToolFormat
@@ -35,65 +42,105 @@ class CallMarks:
 def call_marks(template_text: str, special: Mapping[str, int]) -> CallMarks | None:
     """The marks of calls that a chat template writes; None if calls cannot be told from text.
 
-    `special` has the ids of the tokenizer's special tokens.
+    `special` has the ids of the tokens of the model that `mark_ids` names.
     """
+    needed = (_HARMONY.begin, _HARMONY.end, _MESSAGE, _START)
+    if HARMONY.begin in template_text and all(one in special for one in needed):
+        return _marks_of(HARMONY, special)
     found = [one for one in FORMATS if one.begin in template_text]
-    if any(one.separator and one.separator in template_text for one in found):
-        return None
-    for one in found:
-        if one.shape:
-            marks = {mark for each in REASONING_FORMATS for mark in each.marks}
-            known = {*marks, one.begin, *one.ends}
-            return CallMarks(one, {text: id_ for text, id_ in special.items() if text in known})
+    told = [one for one in found if one.told_by and one.told_by in template_text]
+    for one in (*told, *(one for one in found if not one.told_by)):
+        return _marks_of(one, special)
     return None
 
 
-def strict_grammar(
-    marks: CallMarks, schema_of_call: Mapping[str, Any], *, is_parallel: bool
-) -> str:
+def mark_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    """The added tokens that a grammar must name by their ids, by their texts.
+
+    For the library of grammars, special tokens are no text, and neither are other added tokens in
+    angle brackets. So a grammar that has `<tool_call>` as a text only would let a model spell the
+    mark, and never choose its token.
+    """
+    return {
+        one.content: token_id
+        for token_id, one in tokenizer.get_added_tokens_decoder().items()
+        if one.special or (one.content.startswith("<") and one.content.endswith(">"))
+    }
+
+
+def strict_grammar(marks: CallMarks, use: ToolUse) -> str:
     """The grammar, in the syntax of Lark. SchemaRefused if a schema cannot be enforced."""
-    schema = dict(schema_of_call)
-    if marks.format.shape == "list":
-        definitions = schema.pop("$defs", {})
-        most = {} if is_parallel else {"maxItems": 1}
-        schema = {"type": "array", "items": schema, "minItems": 1, **most, "$defs": definitions}
-    written = json.dumps(enforceable(schema) | {"x-guidance": dict(JSON_OPTIONS)})
+    if marks.format is HARMONY:
+        return _grammar_of_messages(marks.special, use.schema_of_call())
+    rules = call_rules(marks.format, marks.special, use)
     begin, ends = marks.format.begin, marks.format.ends
-    # A list of calls ends with its bracket, and the mark after it may be left out.
-    end = "".join(
-        f" SPACE? {_mark(one, marks)}" for one in ends[:1] if marks.format.shape != "list"
-    )
     # One complement each: with two, the library takes a text for possible that it cannot be.
-    wrong = f"(?s:.*)(({_any_of(_marks_of_calls())})|({_any_of(_before_content())}){_JSON})(?s:.*)"
+    wrong = f"(?s:.*)(({any_of(_marks_of_calls())})|({any_of(_before_content())}){_JSON})(?s:.*)"
     lines = [
-        f"call: SPACE? json{end}",
+        *rules,
         f"SPACE: {_SPACE}",
-        f"json: %json {written}",
         f"FREE: /(?s:.*)/ & ~/{wrong}/",
         f"FIRST: /(?s:.*)/ & ~/({wrong})|({_JSON}(?s:.*))/",
     ]
-    many = "*" if is_parallel else "?"
+    bare, follows = "", "FREE"
+    if marks.format.shape == "objects":
+        # Such a call may stand at the start, without a mark. A semicolon after it begins another.
+        bare, follows = " | call AFTER?", "AFTER"
+        lines.append(f"AFTER: /(?s:.*)/ & ~/({wrong})|([ \\n\\r\\t]*;(?s:.*))/")
+    many = "*" if use.is_parallel else "?"
     if begin in marks.special:
-        others = [id_ for text, id_ in marks.special.items() if text not in (begin, *ends)]
-        mark = " | ".join(f"<[{id_}]>" for id_ in others)
+        inside = {begin, *ends, *(marks.format.tags.all if marks.format.tags else ())}
+        others = [id_ for text, id_ in marks.special.items() if text not in inside]
         between = " (mark FIRST?)*" if others else ""
-        lines += [f"mark: {mark}"] if others else []
-        start = f"start: FIRST?{between} ({_mark(begin, marks)} call FREE?){many}"
+        after = " (mark FREE?)*" if others else ""
+        lines += [f"mark: {' | '.join(f'<[{id_}]>' for id_ in others)}"] if others else []
+        calls = f"({word(begin, marks.special)} call {follows}?{after}){many}"
+        start = f"start: FIRST?{between} {calls}{bare}"
     else:
-        quoted = json.dumps(begin)
         lines += [
             "first_call[lazy]: FIRST_CALL",
-            f"FIRST_CALL: FIRST {quoted}",
+            f"FIRST_CALL: FIRST {quoted(begin)}",
             "next_call[lazy]: NEXT_CALL",
-            f"NEXT_CALL: FREE {quoted}",
+            f"NEXT_CALL: FREE {quoted(begin)}",
         ]
-        more = "(next_call call)* " if is_parallel else ""
-        start = f"start: first_call call {more}FREE? | FIRST?"
+        more = "(next_call call)* " if use.is_parallel else ""
+        start = f"start: first_call call {more}{follows}? | FIRST?{bare}"
     return "\n".join([start, *lines])
 
 
-def _mark(text: str, marks: CallMarks) -> str:
-    return f"<[{marks.special[text]}]>" if text in marks.special else json.dumps(text)
+def _grammar_of_messages(special: Mapping[str, int], schema_of_call: Mapping[str, Any]) -> str:
+    """The grammar of gpt-oss: reasoning and comments, and then an answer or one call."""
+
+    def mark(text: str) -> str:
+        return word(text, special)
+
+    calls, rules = [], []
+    for index, (name, home) in enumerate(functions_of(schema_of_call)):
+        rules.append(
+            f"call{index}: {mark(_HARMONY.begin)} {quoted(f'commentary to=functions.{name} ')}"
+            f' ({mark(_CONSTRAIN)})? "json" {mark(_MESSAGE)} json{index}'
+        )
+        rules.append(json_rule(f"json{index}", written_arguments(schema_of_call, home)))
+        calls.append(f"call{index}")
+    begin = f"{mark(_HARMONY.begin)} "
+    end = f'{mark(_HARMONY.end)} {mark(_START)} "assistant"'
+    # Many models end the output with one of these marks; for others it is a part of the text.
+    last = f"({mark(_CALL)})?" if _CALL in special else ""
+    return "\n".join(
+        [
+            f"start: before* (({' | '.join(calls)}) {last} | answer)",
+            f'before: {begin}("analysis" | "commentary") {mark(_MESSAGE)} TEXT? {end}',
+            f'answer: {begin}"final" {mark(_MESSAGE)} TEXT?',
+            f"TEXT: {text_without(_HARMONY.marks)}",
+            *rules,
+        ]
+    )
+
+
+def _marks_of(one: ToolFormat, special: Mapping[str, int]) -> CallMarks:
+    marks = {mark for each in REASONING_FORMATS for mark in each.marks}
+    known = marks | one.marks_in(special)
+    return CallMarks(one, {text: id_ for text, id_ in special.items() if text in known})
 
 
 def _marks_of_calls() -> Iterable[str]:
@@ -103,8 +150,3 @@ def _marks_of_calls() -> Iterable[str]:
 def _before_content() -> Iterable[str]:
     """The marks after which an output may begin with JSON, as it may at its start."""
     return [mark for one in REASONING_FORMATS for mark in (one.end, *one.around[:1])]
-
-
-def _any_of(texts: Iterable[str] | Sequence[str]) -> str:
-    # Not re.escape: in the library's syntax, an escaped `<` is the begin of a word.
-    return "|".join(re.sub(r"[\\.^$|?*+(){}\[\]/]", r"\\\g<0>", text) for text in texts)

@@ -11,12 +11,13 @@ import json
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from quire.errors import InvalidRequest
 from quire.openai.answers import Heading
 from quire.openai.requests import OpenAIRequest, most_choices
+from quire.openai.tools.argument_types import ArgumentTypes, argument_types_from
 from quire.openai.tools.reasoning import (
     NO_REASONING,
     ReasoningSetting,
@@ -69,6 +70,8 @@ class CallRecord:
     has_token_ids: bool = False
     #: How the answer writes vectors, if it has them.
     encoding: VectorEncoding = "float"
+    #: The types of the arguments of `tools`.
+    types: ArgumentTypes = field(default_factory=dict)
 
     @property
     def heading(self) -> Heading:
@@ -82,6 +85,7 @@ class CallRecord:
             self.reasoning,
             self.has_token_ids,
             self.encoding,
+            self.types,
         )
 
     @property
@@ -102,6 +106,8 @@ class CallRecord:
         }
         if self.tools:
             fields["tools"] = list(self.tools)
+        if self.types:
+            fields["types"] = {name: dict(types) for name, types in self.types.items()}
         if self.has_token_ids:
             fields["token_ids"] = True
         if self.encoding != "float":
@@ -142,6 +148,7 @@ class CallRecord:
                     reasoning=reasoning_use_from(metadata[METADATA_KEY]),
                     has_token_ids=metadata[METADATA_KEY].get("token_ids") is True,
                     encoding=encoding_of(metadata[METADATA_KEY].get("encoding")),
+                    types=argument_types_from(metadata[METADATA_KEY].get("types")),
                 )
         return cls(request_id, "completions", created=created)
 
@@ -237,6 +244,7 @@ def call_of(
         created=int(time.time()),
         digest=digest[:32],
         tools=request.tool_names,
+        types=request.argument_types,
         encoding=encoding_of(body.get("encoding_format")),
         reasoning=request.reasoning(reasoning),
         has_token_ids=body.get("return_token_ids") is True,

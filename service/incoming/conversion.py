@@ -86,7 +86,7 @@ def _strict_constraint(body: ParsedBody, served: ServedModel) -> Constraint | No
         )
         raise InvalidRequest(field, message)
     try:
-        grammar = strict_grammar(marks, tools.schema_of_call(), is_parallel=tools.is_parallel)
+        grammar = strict_grammar(marks, tools)
     except SchemaRefused as error:
         raise InvalidRequest(field, str(error)) from error
     return Constraint("grammar", grammar, field)
@@ -137,6 +137,7 @@ def _text_stream(
         # A constraint holds from the first token on, so such an output has no reasoning.
         opening=opening if body.constraint is None else "",
         keeps_marks=body.messages is not None and request.body.get("skip_special_tokens") is None,
+        keeps_calls=body.tools is not None,
     )
 
 

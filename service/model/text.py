@@ -7,7 +7,7 @@ control token.
 """
 
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,9 +22,9 @@ from engine.logprobs import Logprobs
 from engine.output.detokenizer import Detokenizer, StreamDecoder
 from engine.sampling_params import SamplingParams
 from quire.errors import InvalidRequest
-from quire.openai.tools.formats import REASONING_FORMATS
+from quire.openai.tools.formats import FORMATS, REASONING_FORMATS
 from quire.wire.logprobs import TokenLogprob, TopLogprob
-from service.constraints.strict_calls import CallMarks, call_marks
+from service.constraints.strict_calls import CallMarks, call_marks, mark_ids
 from service.model.chat_template import JOIN, joined, own_text, rewritten
 from service.model.control_tokens import ChatPrompt, ControlTokens
 from service.model.encoding import encoded
@@ -102,7 +102,11 @@ class ModelTokenizer:
         self._no_chat = no_chat
         self._before = tokenizer.encode(BEFORE, add_special_tokens=False).ids
         self._texts: dict[int, str] = {}
-        self._left_out = _special_but_marks(tokenizer)
+        special = _special(tokenizer)
+        self._left_out = _all_but(special, _marks_of_reasoning(special))
+        self._left_out_of_calls = _all_but(
+            special, _marks_of_reasoning(special) | _marks_of_calls(special)
+        )
 
     @classmethod
     def load(cls, source: str) -> "ModelTokenizer":
@@ -207,13 +211,16 @@ class ModelTokenizer:
         prompt: Sequence[int],
         opening: str = "",
         keeps_marks: bool = False,
+        keeps_calls: bool = False,
     ) -> Detokenizer:
         """A new text stream for one generation after `prompt`.
 
         The text begins with the `opening`. If it `keeps_marks`, marks of reasoning have text even
-        if they are special tokens that are left out.
+        if they are special tokens that are left out; if it `keeps_calls`, those of calls, too.
         """
-        left_out = self._left_out if keeps_marks and sampling.skip_special_tokens else None
+        left_out = None
+        if keeps_marks and sampling.skip_special_tokens:
+            left_out = self._left_out_of_calls if keeps_calls else self._left_out
         decoder = StreamDecoder(
             self._tokenizer,
             skip_special_tokens=sampling.skip_special_tokens,
@@ -300,7 +307,7 @@ def _chat_of(loaded: Any) -> dict[str, Any]:
         "render_chat": render_marked,
         "control": control,
         "variables": variables,
-        "call_marks": call_marks(own_text(environment, source), _special(loaded.backend_tokenizer)),
+        "call_marks": call_marks(own_text(environment, source), mark_ids(loaded.backend_tokenizer)),
     }
 
 
@@ -328,13 +335,20 @@ def _opening_at(end: str) -> str:
     return next((one.begin for one in REASONING_FORMATS if end.endswith(one.begin)), "")
 
 
-def _special_but_marks(tokenizer: Tokenizer) -> frozenset[int] | None:
-    """The special tokens without the marks of reasoning; None if no mark is a special token."""
-    special = _special(tokenizer)
-    marks = {mark for one in REASONING_FORMATS if one.begin in special for mark in one.marks}
-    if not marks:
+def _all_but(special: Mapping[str, int], marks: Set[str]) -> frozenset[int] | None:
+    """The special tokens without these marks; None if no mark is a special token."""
+    kept = marks & special.keys()
+    if not kept:
         return None
-    return frozenset(token_id for text, token_id in special.items() if text not in marks)
+    return frozenset(token_id for text, token_id in special.items() if text not in kept)
+
+
+def _marks_of_reasoning(special: Mapping[str, int]) -> set[str]:
+    return {mark for one in REASONING_FORMATS if one.begin in special for mark in one.marks}
+
+
+def _marks_of_calls(special: Mapping[str, int]) -> set[str]:
+    return {mark for one in FORMATS if one.begin in special for mark in one.marks_in(special)}
 
 
 def _special(tokenizer: Tokenizer) -> dict[str, int]:

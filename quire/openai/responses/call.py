@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from quire.errors import InvalidRequest, ProtocolError
@@ -22,6 +22,7 @@ from quire.openai.responses.fields import (
 )
 from quire.openai.responses.functions import Functions, functions_of
 from quire.openai.responses.items import MAX_ITEMS, check_outputs, checked_items, messages_of
+from quire.openai.tools.argument_types import ArgumentTypes, argument_types_from
 from quire.wire.codec import pack, unpack_map
 
 #: The ids of responses: this, and the name of the response. They are ids of requests, too.
@@ -56,6 +57,8 @@ class Kept:
     tools: tuple[str, ...]
     has_logprobs: bool = False
     reasoning: tuple[str, ...] = ()
+    #: The types of the arguments of `tools`.
+    types: ArgumentTypes = field(default_factory=dict)
 
     @property
     def id(self) -> str:
@@ -75,6 +78,7 @@ class Kept:
             "tools": list(self.tools),
             "logprobs": self.has_logprobs,
             "reasoning": list(self.reasoning),
+            "types": {name: dict(types) for name, types in self.types.items()},
         }
         data = pack(fields, field="body.input")
         try:
@@ -100,6 +104,7 @@ class Kept:
                 tuple(map(str, fields["tools"])),
                 bool(fields["logprobs"]),
                 tuple(map(str, fields.get("reasoning", ()))),
+                argument_types_from(fields.get("types")),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"not what a gateway keeps: {error!r}") from error
@@ -132,6 +137,7 @@ class ResponseCall:
             heading.tools,
             self.fields.has_logprobs,
             heading.reasoning.names,
+            heading.types,
         )
 
     def _shown(self) -> dict[str, Any]:

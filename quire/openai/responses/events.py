@@ -38,7 +38,7 @@ class OutputEvents:
         self._kept = kept
         self._name = kept.id.removeprefix(ID_PREFIX)
         reasoning = ReasoningUse(kept.reasoning).formats
-        self._parser = ToolCallParser(frozenset(kept.tools), reasoning=reasoning)
+        self._parser = ToolCallParser(frozenset(kept.tools), types=kept.types, reasoning=reasoning)
         self._number = 0
         self._has_begun = False
         self._num_reasoning_tokens = 0

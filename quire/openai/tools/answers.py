@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any
 
+from quire.openai.tools.argument_types import ArgumentTypes
 from quire.openai.tools.parser import Piece, ToolCallParser
 from quire.openai.tools.reasoning import DEFAULT_REASONING, ReasoningUse
 
@@ -19,13 +21,14 @@ CALLED = "tool_calls"
 
 #: Hexadecimal digits of the id of a call.
 _ID_LENGTH = 24
+_NO_TYPES: ArgumentTypes = MappingProxyType({})
 
 
 class MessageStream:
     """The deltas of one choice of a chat.
 
-    `names` are those of the functions that it may call, and `reasoning` says which marks of
-    reasoning it may have.
+    `names` are those of the functions that it may call, `types` those of their arguments (see
+    argument_types.py), and `reasoning` says which marks of reasoning it may have.
     """
 
     def __init__(
@@ -34,12 +37,13 @@ class MessageStream:
         choice: int,
         names: Sequence[str] = (),
         *,
+        types: ArgumentTypes = _NO_TYPES,
         reasoning: ReasoningUse = DEFAULT_REASONING,
     ) -> None:
         self._answer_id = answer_id
         self._choice = choice
         self._shows_reasoning = reasoning.is_shown
-        self._parser = ToolCallParser(frozenset(names), reasoning=reasoning.formats)
+        self._parser = ToolCallParser(frozenset(names), types=types, reasoning=reasoning.formats)
         self._num_chars = 0
         self._num_tokens = 0
         #: For each bound of reasoning, how many tokens the text before it takes.
@@ -139,10 +143,11 @@ def message_of(
     names: Sequence[str],
     text: str,
     *,
+    types: ArgumentTypes = _NO_TYPES,
     reasoning: ReasoningUse = DEFAULT_REASONING,
 ) -> dict[str, Any]:
     """The message of a whole output."""
-    return MessageStream(answer_id, choice, names, reasoning=reasoning).whole(text)
+    return MessageStream(answer_id, choice, names, types=types, reasoning=reasoning).whole(text)
 
 
 def call_id(answer_id: str, choice: int, index: int) -> str:

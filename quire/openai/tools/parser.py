@@ -9,10 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
+from types import MappingProxyType
 from typing import Literal
 
-from quire.openai.tools.formats import FORMATS, ReasoningFormat
+from quire.openai.tools.argument_types import ArgumentTypes
+from quire.openai.tools.formats import FORMATS, ReasoningFormat, ToolFormat
+from quire.openai.tools.tagged import tagged_arguments
 from quire.openai.tools.text_buffer import (
     MAX_NAME_LENGTH,
     Malformed,
@@ -50,18 +54,24 @@ class ToolCallParser:
       the start of the output. Text that looks like a call, and is none before its name is complete,
       is content.
     - The name of a call comes complete, and its arguments as the model writes them. Nothing checks
-      that they are valid JSON: only a constraint can ensure that.
+      that they are valid JSON: only a constraint can ensure that. Arguments between tags become
+      JSON.
     - Space before a call and after it, and space around the reasoning, is dropped.
     - The cost grows with the length of the text.
 
-    `names` are those of the functions. `reasoning` are the formats that the output may begin with;
-    marks of others are content.
+    `names` are those of the functions, and `types` those of their arguments. `reasoning` are the
+    formats that the output may begin with; marks of others are content.
     """
 
     def __init__(
-        self, names: Collection[str] = (), *, reasoning: Sequence[ReasoningFormat] = ()
+        self,
+        names: Collection[str] = (),
+        *,
+        types: ArgumentTypes = MappingProxyType({}),
+        reasoning: Sequence[ReasoningFormat] = (),
     ) -> None:
         self._names = names
+        self._types = types
         self._reasoning = reasoning
         self._text = TextBuffer()
         self._pieces: list[Piece] = []
@@ -233,12 +243,12 @@ class ToolCallParser:
         """Reads what follows an opening mark: one call, several, or a list of them."""
         own = [one for one in FORMATS if one.begin == begin]
         yield from self._text.skip_space()
-        if (yield from self._text.peek()) in "[{" and not all(one.separator for one in own):
+        if (yield from self._text.peek()) in "[{" and any(one.shape in _JSON for one in own):
             yield from self._json_calls()
             return
         for one in own:
-            if one.separator and (yield from self._text.skip(one.prefix)):
-                yield from self._named_call(one.separator)
+            if one.shape not in _JSON and (yield from self._text.skip(one.prefix)):
+                yield from self._named_call(one)
                 return
         raise Malformed
 
@@ -260,12 +270,20 @@ class ToolCallParser:
             if not (yield from self._text.skip(separator)):
                 return
 
-    def _named_call(self, separator: str) -> Reading[None]:
-        """Reads a call whose name stands before the separator."""
-        name = yield from self._text.until(separator, at_most=MAX_NAME_LENGTH)
-        self._begin_call(name.strip())
-        yield from self._text.drop_space()
-        yield from self._pass_arguments()
+    def _named_call(self, one: ToolFormat) -> Reading[None]:
+        """Reads a call whose name stands before its arguments."""
+        if one.tags is None:
+            name = yield from self._text.until(one.separator, at_most=MAX_NAME_LENGTH)
+            self._begin_call(name.strip())
+            yield from self._text.drop_space()
+            yield from self._pass_arguments()
+        else:
+            name = yield from self._text.word()
+            self._begin_call(name)
+            yield from self._text.skip(one.name_end)
+            types = self._types.get(name, {})
+            emit = partial(self._emit, "arguments")
+            yield from tagged_arguments(self._text, one.tags, types, emit)
         self._is_after_call = True
 
     def _object_call(self) -> Reading[None]:
@@ -328,6 +346,8 @@ class ToolCallParser:
 
 
 _ARGUMENTS = ("arguments", "parameters")
+#: Shapes of calls that are JSON from their opening mark on.
+_JSON = ("object", "objects", "list")
 _BEGINS = tuple(dict.fromkeys(one.begin for one in FORMATS))
 _ENDS = tuple(mark for one in FORMATS for mark in (*one.ends, *one.around))
 _AROUND = tuple(dict.fromkeys(mark for one in FORMATS for mark in one.around))

@@ -28,6 +28,7 @@ MAX_EARLY_LENGTH = 1 << 16
 
 _SPACES = " \t\r\n"
 _SPACE = re.compile(f"[{_SPACES}]*")
+_NAME = re.compile(r"[a-zA-Z0-9_-]*")
 #: The rest of a JSON string behind its first quote.
 _REST_OF_STRING = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 #: What changes the depth within a JSON value, or begins a string.
@@ -190,11 +191,24 @@ class TextBuffer:
             yield
         self._at = match.start()
 
-    def before_mark(self, marks: Sequence[str]) -> tuple[str, str]:
+    def word(self) -> Reading[str]:
+        """Reads a name up to another character, which stays unread; Malformed if it is too long."""
+        begin = self._at
+        while True:
+            match = _NAME.match(self._text, begin)
+            assert match is not None, "the pattern matches an empty text"
+            if match.end() - begin > MAX_NAME_LENGTH:
+                raise Malformed
+            if match.end() < len(self._text):
+                self._at = match.end()
+                return match.group()
+            yield
+
+    def before_mark(self, marks: Sequence[str], *, keeps_space: bool = False) -> tuple[str, str]:
         """Takes the text that certainly precedes the first mark, and reads the mark if it is there.
 
-        Returns both; the mark may be empty. Spaces before a mark, up to MAX_SPACE, are in neither,
-        and are read with the mark. Drops what has been read before.
+        Returns both; the mark may be empty. Unless it `keeps_space`, spaces before a mark, up to
+        MAX_SPACE, are in neither, and are read with the mark. Drops what has been read before.
         """
         self.drop()
         found = min(
@@ -202,7 +216,8 @@ class TextBuffer:
             default=(len(self._text) - _length_of_start(self._text, marks), ""),
         )
         end, mark = found
-        self._at = max(len(self._text[:end].rstrip(_SPACES)), end - MAX_SPACE)
+        num_kept = end if keeps_space else len(self._text[:end].rstrip(_SPACES))
+        self._at = max(num_kept, end - MAX_SPACE)
         text = self.take()
         if mark:
             self._at = end - len(text) + len(mark)

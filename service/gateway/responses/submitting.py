@@ -127,6 +127,7 @@ def _call(
         created=int(time.time()),
         digest=digest[:32],
         tools=request.tool_names,
+        types=request.argument_types,
         reasoning=request.reasoning(reasoning),
     )
     kept = call.kept(record.heading)

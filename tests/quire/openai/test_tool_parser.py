@@ -20,6 +20,8 @@ from quire.openai.tools.reasoning import (
 )
 
 NAMES = ("f", "g")
+#: `t` is a text, `u` a text or nothing, `m` a map; of all others the type is not known.
+TYPES = {"f": {"t": "s", "u": "sz", "m": "o", "n": "i"}}
 DEEPSEEK = "<\uff5ctool\u2581{}\uff5c>"
 
 
@@ -74,6 +76,24 @@ OUTPUTS = [
      "<call_begin>g<sep>{}<call_end><calls_end>"), TWO),
     ('<|tool_call|>[{"name": "f", "arguments": {"q": 1}}, {"name": "g"}]', TWO),
     ('[{"name": "f", "arguments": {"q": 1}}, {"name": "g"}]', TWO),
+    (("Wait.\n<tool_call>\n<function=f>\n<parameter=q>\n1\n</parameter>\n</function>\n</tool_call>"
+     "\n<tool_call>\n<function=g>\n</function>\n</tool_call>"), [content("Wait."), *TWO]),
+    (('<tool_call><function=f><parameter=t>\n1 "\n\n<b>\\\n</parameter><parameter=u>null'
+     "</parameter><parameter=v>so</parameter></function></tool_call>"),
+     call(0, "f", '{"t": "1 \\"\\n\\n<b>\\\\", "u": null, "v": "so"}')),
+    (('<tool_call><function=f><parameter=u>12</parameter><parameter=m>\n{"a": "</parameter>"}\n'
+     "</parameter><parameter=n>True</parameter></function></tool_call> x"),
+     [*call(0, "f", '{"u": "12", "m": {"a": "</parameter>"}, "n": "True"}'), content("x")]),
+    (("<tool_call>f\n<arg_key>q</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"
+     "<tool_call>g</tool_call>"), TWO),
+    (("<tool_call>f<arg_key>t</arg_key><arg_value> a\n</arg_value><arg_key>m</arg_key>"
+     "<arg_value>[]</arg_value></tool_call>"), call(0, "f", '{"t": " a\\n", "m": []}')),
+    ("<seed:tool_call>\n<function=f>\n<parameter=q>1</parameter>\n</function>\n</seed:tool_call>",
+     call(0, "f", '{"q": 1}')),
+    ("<tool_call><function=h></function></tool_call>",
+     [content("<tool_call><function=h></function></tool_call>")]),
+    ("<tool_call>f<arg_key>t</arg_key><arg_value>cut",
+     call(0, "f", '{"t": "cut')),
     ("3 is no call", [content("3 is no call")]),
     ("[TOOL_CALLS]h[ARGS]{}", [content("[TOOL_CALLS]h[ARGS]{}")]),
     (' {"name": "h", "arguments": {}}', [content(' {"name": "h", "arguments": {}}')]),
@@ -101,25 +121,25 @@ def parsed(parser: ToolCallParser, text: str, cuts: list[int]) -> list[Piece]:
 
 @pytest.mark.parametrize(("text", "pieces"), OUTPUTS)
 def test_an_output_is_split_into_its_pieces(text: str, pieces: list[Piece]) -> None:
-    assert parsed(ToolCallParser(NAMES), text, []) == pieces
+    assert parsed(ToolCallParser(NAMES, types=TYPES), text, []) == pieces
 
 
 @pytest.mark.parametrize(("text", "pieces"), OUTPUTS)
 def test_the_pieces_do_not_depend_on_the_chunks(text: str, pieces: list[Piece]) -> None:
-    assert parsed(ToolCallParser(NAMES), text, list(range(1, len(text)))) == pieces
+    assert parsed(ToolCallParser(NAMES, types=TYPES), text, list(range(1, len(text)))) == pieces
     for seed in range(20):
         draw = random.Random(seed)
         cuts = sorted(draw.sample(range(len(text)), min(4, len(text))))
-        assert parsed(ToolCallParser(NAMES), text, cuts) == pieces, cuts
+        assert parsed(ToolCallParser(NAMES, types=TYPES), text, cuts) == pieces, cuts
 
 
 @pytest.mark.parametrize(("text", "pieces"), OUTPUTS)
 def test_what_is_known_after_a_text_is_a_function_of_it(text: str, pieces: list[Piece]) -> None:
     """So a stream that goes on elsewhere continues with the same pieces, wherever it was cut."""
-    one_by_one, known = ToolCallParser(NAMES), list[Piece]()
+    one_by_one, known = ToolCallParser(NAMES, types=TYPES), list[Piece]()
     for index, char in enumerate(text):
         known += one_by_one.feed(char)
-        assert joined(known) == joined(ToolCallParser(NAMES).feed(text[: index + 1]))
+        assert joined(known) == joined(ToolCallParser(NAMES, types=TYPES).feed(text[: index + 1]))
 
 
 # Format, output, pieces.
@@ -279,6 +299,10 @@ def _string(draw: random.Random) -> str:
         '<tool_call>{"name": "f", "arguments": "' + "x" * 20_000,
         '<tool_call>{"name": "f", "arguments": 1' + " " * 20_000,
         '<tool_call>{"' + "a" * 20_000,
+        "<tool_call><function=f><parameter=t>" + "\n</parameter" * 2_000,
+        "<tool_call><function=f><parameter=u>" + "x" * 20_000,
+        "<tool_call><function=f><parameter=m>" + "[" * 20_000,
+        "<tool_call>f<arg_key>" * 1_000,
         "<think>" + "</think" * 3_000,
         "<think>" * 3_000,
         "<think>" + " " * 20_000,
@@ -290,7 +314,8 @@ def _string(draw: random.Random) -> str:
 def test_no_output_takes_long(text: str) -> None:
     """The clock is generous: 20 000 chunks of one character take a second."""
     formats = DEFAULT_REASONING.formats
-    parser, begin = ToolCallParser(NAMES, reasoning=formats), process_time()
+    parser = ToolCallParser(NAMES, types=TYPES, reasoning=formats)
+    begin = process_time()
     for char in text:
         parser.feed(char)
     parser.finish()
@@ -301,6 +326,7 @@ def test_no_output_takes_long(text: str) -> None:
     "text",
     [
         "<tool_call>",
+        "<tool_call>f<arg_key>a</arg_key><arg_value>",
         "[TOOL_CALLS]",
         '<tool_call>{"name": "f"}',
         "\n",

@@ -124,12 +124,6 @@ def test_nothing_is_declared_where_nothing_may_be_called() -> None:
     assert use is not None and (use.names, use.required) == (("now", "weather"), ())
 
 
-def test_special_tokens_stay_in_the_text_unless_the_caller_says_otherwise() -> None:
-    assert not parsed(tools=[NOW]).sampling.skip_special_tokens
-    assert parsed(tools=[NOW], skip_special_tokens=True).sampling.skip_special_tokens
-    assert parsed().sampling.skip_special_tokens
-
-
 def test_the_fields_cross_the_wire() -> None:
     body = CHAT | {"tools": [FORESTS], "chat_template_kwargs": {"enable_thinking": False}}
     sent = GenerationRequest(kind="chat.completions", body=body).encode()

@@ -9,6 +9,7 @@ from tokenizers import AddedToken
 
 from engine.sampling_params import SamplingParams
 from service.model.text import ModelTokenizer
+from tests.service.called import FAMILIES as FAMILIES_OF_CALLS
 from tests.service.chat_models import FAMILIES
 
 ASK = [{"role": "user", "content": "Is it warm?"}]
@@ -83,6 +84,18 @@ def test_marks_that_are_special_tokens_keep_their_text(tmp_path: Path) -> None:
     assert said(model, text, keeps_marks=True) == "[THINK]ab[/THINK]c"
     assert said(model, text) == "abc"
     assert said(model, text, keeps_marks=True, skip_special_tokens=False) == text
+
+
+@pytest.mark.parametrize("name", FAMILIES_OF_CALLS)
+def test_marks_of_calls_keep_their_text_beside_the_end_that_has_none(
+    tmp_path: Path, name: str
+) -> None:
+    """The end of the output is a special token, too, and no content."""
+    family = FAMILIES_OF_CALLS[name]
+    model = loaded(tmp_path, THINKS, [AddedToken(one, special=True) for one in family.special])
+    call = family.write("now", {})
+    assert said(model, f"{call}<|im_end|>", keeps_marks=True, keeps_calls=True) == call
+    assert said(model, f"{call}<|im_end|>", skip_special_tokens=False) == f"{call}<|im_end|>"
 
 
 def test_reasoning_of_a_message_reaches_the_template(tmp_path: Path) -> None:

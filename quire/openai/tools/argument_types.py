@@ -1,0 +1,139 @@
+"""The types of the arguments of functions, for formats that write arguments without quotes.
+
+The value `12` between tags is a text if the function takes a text, and a number otherwise. The
+types are one letter each, so that the record of a call can keep them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+#: For each function and each of its arguments the types that it may have, a letter of LETTERS each.
+ArgumentTypes: TypeAlias = Mapping[str, Mapping[str, str]]
+
+#: The types of JSON Schema -> letters.
+LETTERS: Mapping[str, str] = {
+    "string": "s",
+    "integer": "i",
+    "number": "n",
+    "boolean": "b",
+    "null": "z",
+    "object": "o",
+    "array": "a",
+}
+TEXT = LETTERS["string"]
+
+#: The most characters of names and types that are kept of all functions together. The arguments of
+#: further functions count as such without a type.
+MAX_KEPT_LENGTH = 4096
+#: References and unions are followed so deep.
+MAX_DEPTH = 8
+
+#: How Python writes what JSON writes in another way. Some models write it so.
+_OF_PYTHON = {"True": "true", "False": "false", "None": "null"}
+
+
+def argument_types(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
+    """The types of the arguments of these functions, in OpenAI's form, which have been checked.
+
+    An argument is left out if its schema says nothing of types.
+    """
+    found: dict[str, dict[str, str]] = {}
+    length = 0
+    for tool in tools:
+        function = tool["function"]
+        parameters = function.get("parameters") or {}
+        properties = parameters.get("properties")
+        if not isinstance(properties, Mapping):
+            continue
+        types = {
+            str(name): letters
+            for name, schema in properties.items()
+            if (letters := _letters(schema, parameters, depth=0))
+        }
+        length += sum(len(name) + len(letters) for name, letters in types.items())
+        if length > MAX_KEPT_LENGTH:
+            break
+        if types:
+            found[function["name"]] = types
+    return found
+
+
+def argument_types_from(kept: object) -> dict[str, dict[str, str]]:
+    """Reads them back from a record; what is not of this form is left out."""
+    if not isinstance(kept, Mapping):
+        return {}
+    return {
+        str(name): {str(key): str(letters) for key, letters in types.items()}
+        for name, types in kept.items()
+        if isinstance(types, Mapping)
+    }
+
+
+def json_of(text: str, types: str | None) -> str:
+    """The JSON text of a value that stands between tags; `types` is None if they are not known.
+
+    A text that is JSON of one of the types stays as it is. Everything else is a string.
+    """
+    written = text.strip()
+    written = _OF_PYTHON.get(written, written)
+    if types != TEXT:
+        try:
+            letters = _letters_of(json.loads(written))
+        except (ValueError, RecursionError):
+            letters = ""
+        if letters and (types is None or any(one in types for one in letters)):
+            return written
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _letters(schema: object, root: Mapping[str, Any], *, depth: int) -> str:
+    """The letters of a schema, without repetition; empty if it says nothing of types."""
+    if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
+        return ""
+    declared = schema.get("type")
+    if isinstance(declared, str | list):
+        names = [declared] if isinstance(declared, str) else declared
+        return _distinct(LETTERS.get(name, "") for name in names if isinstance(name, str))
+    if "enum" in schema or "const" in schema:
+        values = schema.get("enum", [schema.get("const")])
+        found = [_letters_of(one) for one in values] if isinstance(values, list) else []
+        return _distinct(one[:1] or TEXT for one in found)
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        return _letters(_resolved(reference, root), root, depth=depth + 1)
+    for union in ("anyOf", "oneOf"):
+        branches = schema.get(union)
+        if isinstance(branches, list):
+            each = [_letters(one, root, depth=depth + 1) for one in branches]
+            return _distinct("".join(each)) if all(each) else ""
+    return ""
+
+
+def _letters_of(value: object) -> str:
+    """The letters of types that this value, which is no text, has; empty for a text."""
+    if isinstance(value, bool):
+        return LETTERS["boolean"]
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+        return LETTERS["integer"] + LETTERS["number"]
+    if isinstance(value, float):
+        return LETTERS["number"] if value == value and abs(value) != float("inf") else ""
+    if value is None:
+        return LETTERS["null"]
+    if isinstance(value, dict):
+        return LETTERS["object"]
+    return LETTERS["array"] if isinstance(value, list) else ""
+
+
+def _resolved(reference: str, root: Mapping[str, Any]) -> object:
+    found: object = root
+    for part in reference.removeprefix("#").split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
+
+
+def _distinct(letters: Any) -> str:
+    return "".join(dict.fromkeys("".join(letters)))
