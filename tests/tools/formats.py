@@ -70,7 +70,7 @@ FORMATS = {
     ),
     "Llama 3": Format(
         FAMILIES["llama"],
-        after=r"^\s*(?=\{)|<\|python_tag\|>",
+        after=r"^[ \t\r\n]*(?=\{)|<\|python_tag\|>",
         bias={"<|python_tag|>": 5.0, "{": 6.2, ";": 5.0},
         special=("<|python_tag|>",),
     ),
