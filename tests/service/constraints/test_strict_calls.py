@@ -20,7 +20,7 @@ from quire.wire.sampling import parse_body
 from service.constraints.grammars import CompiledGrammars, load_grammars
 from service.constraints.strict_calls import CallMarks, call_marks, mark_ids, strict_grammar
 from tests.quire.wire.test_tools import CHAT, function
-from tests.service.called import FAMILIES
+from tests.service.constraints.called import FAMILIES
 from tests.service.fake_model import EOS_ID, VOCAB_SIZE, byte_tokenizer
 
 PLACE = {

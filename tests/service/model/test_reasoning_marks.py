@@ -9,8 +9,8 @@ from tokenizers import AddedToken
 
 from engine.sampling_params import SamplingParams
 from service.model.text import ModelTokenizer
-from tests.service.called import FAMILIES as FAMILIES_OF_CALLS
 from tests.service.chat_models import FAMILIES
+from tests.service.constraints.called import FAMILIES as FAMILIES_OF_CALLS
 
 ASK = [{"role": "user", "content": "Is it warm?"}]
 #: Opens the reasoning in the prompt, unless the caller switches it off; reads earlier reasoning.
