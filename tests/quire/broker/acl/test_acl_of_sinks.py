@@ -1,8 +1,10 @@
-"""The user `sink` of docs/reference/acl.md: it reads the ends of a queue, and nothing else."""
+"""The users of docs/reference/acl.md that read the ends of a queue: sinks and exporters."""
 
 import pytest
 
 from quire import Client
+from service.exporter.queues import Inspection
+from service.exporter.settings import ExporterSettings
 from tests.quire.broker.acl.roles import refused
 from tests.quire.builders import make_request
 
@@ -28,3 +30,16 @@ def test_a_sink_reads_the_ends_and_nothing_else(as_role, real_broker):
         lambda: broker.keep_ends(0),
     ):
         refused(call)
+
+
+def test_an_exporter_reads_everything_that_it_tells_as_an_observer(as_role, real_broker):
+    observer = as_role("observer")
+    settings = ExporterSettings(redis_url="redis://unused", queues=(observer.keys.queue,))
+    inspection = Inspection(observer._connection, settings)
+    inspection.read()
+    real_broker.submit(make_request(id="a", tenant="acme"))
+    real_broker.cancel("a")
+    found = inspection.read()
+    assert found.usage[observer.keys.queue]["acme"].requests == 1
+    assert found.batches == {observer.keys.queue: (0, 0)}
+    assert found.memory is not None
