@@ -123,6 +123,12 @@ def by_command(url: str, source: Path, folder: Path) -> tuple[float, str]:
     return time.perf_counter() - began, text
 
 
+def children_seconds() -> float:
+    """Processor time of the processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def texts_of(output: str, name: str) -> list[str]:
     """The texts in the order of the lines; asserts one result for each."""
     texts: dict[int, str] = {}
@@ -159,7 +165,7 @@ def measure(url: str, folder: Path, *, num_lines: int, rounds: int) -> dict[str,
         address = f"http://127.0.0.1:{gateway['http_port']}/v1"
         client = stack.enter_context(OpenAI(base_url=address, api_key="unused"))
         memory, rates = Memory(pid), {"http": list[float](), "command": list[float]()}
-        used = process_seconds(pid)
+        used, command_seconds = process_seconds(pid), 0.0
         for number in range(rounds):
             texts: dict[str, Sequence[str]] = {}
             for way in sorted(rates, reverse=number % 2 == 1):
@@ -169,7 +175,9 @@ def measure(url: str, folder: Path, *, num_lines: int, rounds: int) -> dict[str,
                 if way == "http":
                     seconds, output = through_http(client, source, num_lines, memory)
                 else:
+                    before = children_seconds()
                     seconds, output = by_command(url, source, folder)
+                    command_seconds += children_seconds() - before
                 rates[way].append(num_lines / seconds)
                 texts[way] = texts_of(output, name)
             assert texts["http"] == texts["command"] and len(texts["http"]) == num_lines
@@ -178,9 +186,12 @@ def measure(url: str, folder: Path, *, num_lines: int, rounds: int) -> dict[str,
             "http_lines_per_second": statistics.median(rates["http"]),
             "command_lines_per_second": statistics.median(rates["command"]),
             "http_over_command": statistics.median(ratios),
+            "ratios": ratios,
             "batcher_processor_ms_per_line": 1000
             * (process_seconds(pid) - used)
             / (rounds * num_lines),
+            # With its start and its imports.
+            "command_processor_ms_per_line": 1000 * command_seconds / (rounds * num_lines),
             "batcher_mib_at": {f"{part:.0%}": memory.at(part) / 2**20 for part in (0.1, 0.5, 1.0)},
             "batcher_peak_mib": max(size for _, size in memory.samples) / 2**20,
             "batcher_growth_mib": memory.growth_bytes / 2**20,
