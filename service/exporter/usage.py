@@ -14,6 +14,7 @@ import redis
 from quire.broker.telling import told
 from quire.keys import Keys
 from quire.records import Usage
+from quire.transport.cluster.connection import for_key
 from quire.transport.connection import Retrying
 from quire.transport.procedure import run, send
 from service.observe.tenants import MAX_TENANTS, OTHER
@@ -59,13 +60,13 @@ class UsageCounter:
         return self.tenants
 
     def _read(self, keys: Keys) -> None:
-        retrying = Retrying(0.0)
+        retrying, connection = Retrying(0.0), for_key(self.connection, keys.prefix)
         if keys not in self._positions:
-            newest: Any = retrying(lambda: self.connection.xrevrange(keys.ends, count=1))
+            newest: Any = retrying(lambda: connection.xrevrange(keys.ends, count=1))
             self._positions[keys] = newest[0][0].decode() if newest else "0-0"
         for _ in range(MAX_READS):
             procedure = partial(told, keys, after=self._positions[keys], block_seconds=None)
-            ends = retrying(lambda: run(procedure(), partial(send, self.connection)))  # noqa: B023
+            ends = retrying(lambda: run(procedure(), partial(send, connection)))  # noqa: B023
             if not ends:
                 return
             for end in ends:

@@ -4,14 +4,17 @@ from typing import Any
 
 import pytest
 
+from quire.broker.broker import Broker
 from quire.broker.telling import MAX_TOLD_PER_READ
 from quire.keys import Keys
 from quire.records import Usage
+from quire.transport.connection import connect
 from service.exporter import usage
 from service.exporter.queues import Inspection, QueueCollector
 from service.exporter.settings import ExporterSettings
 from service.exporter.usage import OTHER, UsageCounter, Used
 from tests.quire.builders import claim_next, make_completion, make_item, make_request
+from tests.quire.clusters import Cluster, spread
 from tests.service.builders import Queue
 
 
@@ -56,6 +59,23 @@ def test_ends_count_for_their_tenants_from_the_first_scrape_on(queue: Queue):
     kinds = {kind: found[0][tokens, "acme", kind] for kind in ("prompt", "cached", "output")}
     assert kinds == {"prompt": 12, "cached": 4, "output": 6}
     assert found[0][tokens, "zoo", "prompt"] == 0
+
+
+def test_the_ends_are_read_from_the_nodes_of_a_cluster(cluster: Cluster):
+    queue = Queue.at(cluster.url)
+    spread(cluster, queue.name, 3)
+    settings = ExporterSettings(redis_url=cluster.url, queues=(queue.name,), num_shards=3)
+    with connect(cluster.url) as connection:
+        inspection = Inspection(connection, settings)
+        inspection.read()
+        for shard in range(3):
+            broker = Broker(connection, queue=queue.name, shard=shard)
+            broker.ensure_groups()
+            broker.submit(make_request(id="a", tenant="acme"))
+            broker.cancel("a")
+        found = inspection.read()
+    assert found.usage[queue.name]["acme"] == Used(requests=3)
+    assert found.batches == {queue.name: (0, 0)}
 
 
 def told(queue: Queue, *tenants: str) -> None:
