@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quire.openai.logprobs import compact, of_chat, of_completion, written
+from quire.openai.scores import ScoreForm, field_of, written_scores
 from quire.openai.tools.answers import CALLED, MessageStream
 from quire.openai.tools.argument_types import ArgumentTypes
 from quire.openai.tools.reasoning import NO_REASONING, ReasoningUse
@@ -38,6 +39,9 @@ class Heading:
     encoding: VectorEncoding = "float"
     #: The types of the arguments of `tools`.
     types: ArgumentTypes = field(default_factory=dict)
+    #: What is asked for if the call is for scores, and how many of them; 0 for all.
+    form: ScoreForm = ""
+    top_n: int = 0
 
     @property
     def is_chat(self) -> bool:
@@ -78,6 +82,10 @@ def written_response(
     heading: Heading, completions: Sequence[Completion], *, num_prompts: int
 ) -> Iterator[str]:
     """Yields the same body as JSON text, in parts that are encoded one at a time."""
+    if heading.form:
+        fields = {"id": heading.id, "created": heading.created, "model": heading.model}
+        yield from written_scores(heading.form, fields, completions, top_n=heading.top_n)
+        return
     if is_pooled(heading.kind):
         yield from written_embeddings(heading.model, completions, encoding=heading.encoding)
         return
@@ -121,17 +129,19 @@ def usage_of(
 
 
 def naming_prompt(
-    completion: Completion, choice: int, *, num_choices: int, num_prompts: int
+    completion: Completion, choice: int, *, num_choices: int, num_prompts: int, form: ScoreForm = ""
 ) -> Completion:
     """The end of a choice. If its prompt was refused, the error's field gets the prompt's index.
 
-    With a single prompt the field stays `body.prompt`, or `body.input` of a vector.
+    With a single prompt the field stays `body.prompt`, or `body.input` of a vector. Calls for
+    scores have other names for it.
     """
     error = completion.error
-    if num_prompts == 1 or error is None or error.field not in ("body.prompt", "body.input"):
+    if error is None or error.field not in ("body.prompt", "body.input", "body.pair"):
         return completion
     prompt = choice // (num_choices // num_prompts)
-    return replace(completion, error=replace(error, field=f"{error.field}.{prompt}"))
+    named = error.field if num_prompts == 1 else f"{error.field}.{prompt}"
+    return replace(completion, error=replace(error, field=field_of(form, named)))
 
 
 def opening(heading: Heading, index: int) -> dict[str, Any]:

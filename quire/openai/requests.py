@@ -111,6 +111,9 @@ class OpenAIRequest:
         body = {name: value for name, value in self.body.items() if name not in hides}
         if self._is_list:
             body[self._field] = self._prompts[prompt]
+        if isinstance(body.get("pair"), list):
+            # Scores: each input has a pair of its own; see scores.py.
+            body["pair"] = body["pair"][prompt]
         seeded_as = choice_of_prompt
         if body.get("seed") is None and not is_pooled(self.kind):
             body["seed"] = int(self.digest[32:47], 16)

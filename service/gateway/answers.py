@@ -164,7 +164,11 @@ class Answer:
     def _naming_prompt(self, choice: int, end: Completion) -> Completion:
         record = self.record
         return naming_prompt(
-            end, choice, num_choices=record.num_choices, num_prompts=record.num_prompts
+            end,
+            choice,
+            num_choices=record.num_choices,
+            num_prompts=record.num_prompts,
+            form=record.form,
         )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from quire.errors import InvalidRequest
 from quire.openai.answers import Heading
 from quire.openai.requests import OpenAIRequest, most_choices
+from quire.openai.scores import ScoreForm, field_of, form_of
 from quire.openai.tools.argument_types import ArgumentTypes, argument_types_from
 from quire.openai.tools.reasoning import (
     NO_REASONING,
@@ -72,6 +73,9 @@ class CallRecord:
     encoding: VectorEncoding = "float"
     #: The types of the arguments of `tools`.
     types: ArgumentTypes = field(default_factory=dict)
+    #: What is asked for if the call is for scores, and how many of them; 0 for all.
+    form: ScoreForm = ""
+    top_n: int = 0
 
     @property
     def heading(self) -> Heading:
@@ -86,6 +90,8 @@ class CallRecord:
             self.has_token_ids,
             self.encoding,
             self.types,
+            self.form,
+            self.top_n,
         )
 
     @property
@@ -106,6 +112,8 @@ class CallRecord:
         }
         if self.tools:
             fields["tools"] = list(self.tools)
+        if self.form:
+            fields |= {"form": self.form, "top_n": self.top_n}
         if self.types:
             fields["types"] = {name: dict(types) for name, types in self.types.items()}
         if self.has_token_ids:
@@ -125,7 +133,7 @@ class CallRecord:
         """
         match metadata.get(METADATA_KEY):
             case {
-                "kind": "chat.completions" | "completions" | "embeddings" as kind,
+                "kind": "chat.completions" | "completions" | "embeddings" | "scores" as kind,
                 "choices": num_choices,
                 "model": str(model),
                 "created": int(stamp),
@@ -135,6 +143,7 @@ class CallRecord:
                 # Earlier versions do not write this field: their calls had one prompt each.
                 num_prompts = prompts if type(prompts) is int and 0 < prompts <= num_choices else 1
                 tools = metadata[METADATA_KEY].get("tools")
+                top_n = metadata[METADATA_KEY].get("top_n")
                 names = tuple(map(str, tools)) if isinstance(tools, list) else ()
                 return cls(
                     request_id,
@@ -149,6 +158,8 @@ class CallRecord:
                     has_token_ids=metadata[METADATA_KEY].get("token_ids") is True,
                     encoding=encoding_of(metadata[METADATA_KEY].get("encoding")),
                     types=argument_types_from(metadata[METADATA_KEY].get("types")),
+                    form=form_of(metadata[METADATA_KEY].get("form")),
+                    top_n=top_n if type(top_n) is int and top_n > 0 else 0,
                 )
         return cls(request_id, "completions", created=created)
 
@@ -206,6 +217,7 @@ class Call:
             message = f"the requests of this call take more than {MAX_CALL_BYTES} bytes together"
             field = "body.n" if self.record.num_prompts == 1 else "body.prompt"
             field = "body.input" if is_pooled(self.record.kind) else field
+            field = field_of(self.record.form, field)
             raise InvalidRequest(field, message)
 
 
@@ -218,6 +230,8 @@ def call_of(
     model: str,
     is_streamed: bool = True,
     reasoning: ReasoningSetting = "auto",
+    form: ScoreForm = "",
+    top_n: int = 0,
 ) -> Call:
     """The call that a body describes.
 
@@ -225,14 +239,15 @@ def call_of(
     same request; without one the id is random. A body without a seed gets a seed derived from the
     digest. With a key the digest is a hash of tenant, key, kind and body, and without one it is
     random. `model` is the name that answers will show. `reasoning` says which formats of
-    reasoning count.
+    reasoning count. A call for scores has a `form`, and `top_n` results; 0 for all.
     """
     if key is None:
         digest = secrets.token_hex(32)
         name = digest
     else:
         content_fields = {k: v for k, v in body.items() if k not in _RESPONSE_FIELDS}
-        digest = _sha256([tenant, key, kind, content_fields])
+        answer = [form, top_n] if form else []
+        digest = _sha256([tenant, key, kind, content_fields, *answer])
         name = _sha256([tenant, key])
     request = OpenAIRequest(kind, body, digest)
     record = CallRecord(
@@ -248,6 +263,8 @@ def call_of(
         encoding=encoding_of(body.get("encoding_format")),
         reasoning=request.reasoning(reasoning),
         has_token_ids=body.get("return_token_ids") is True,
+        form=form,
+        top_n=top_n,
     )
     return Call(record, request, is_streamed)
 

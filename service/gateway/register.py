@@ -4,7 +4,7 @@ from service.settings.families import FIRST_TOKEN, NONE, Family
 
 #: The values of the label `route`.
 ROUTES = (
-    *("chat.completions", "completions", "embeddings", "responses", "models"),
+    *("chat.completions", "completions", "embeddings", "scores", "responses", "models"),
     *("requests", "events", "cancel"),
     *("files", "file_content", "batches"),
 )

@@ -27,6 +27,7 @@ from quire.client.async_client import AsyncClient
 from quire.errors import BrokerUnavailable, InvalidRequest, QuireError, RequestFailed, ResultExpired
 from quire.openai.answers import written_response
 from quire.openai.requests import KINDS, parse_body
+from quire.openai.scores import SCORE_PATHS, ScoreForm, must_be_scores, scores_body, top_n_of
 from quire.wire.pooling import is_pooled
 from quire.wire.protocol import Kind, State
 from service.gateway.answers import Answer, encode_parts
@@ -116,6 +117,10 @@ class Gateway:
         return [
             *batches,
             *(post(path, kind, partial(self._call, kind), admit) for path, kind in KINDS.items()),
+            *(
+                post(path, "scores", partial(self._call, "scores", form=form), admit)
+                for path, form in SCORE_PATHS.items()
+            ),
             *self._responses.routes(),
             get("/v1/requests/{id}", "requests", self._show_answer, admit),
             get("/v1/requests/{id}/events", "events", self._events, admit),
@@ -127,7 +132,7 @@ class Gateway:
             Route("/metrics", self._scrape),
         ]
 
-    async def _call(self, kind: Kind, request: Request) -> Response:
+    async def _call(self, kind: Kind, request: Request, *, form: ScoreForm = "") -> Response:
         began = monotonic()
         caller, options = self._caller(request), queue_options_of(request)
         body = parse_body(
@@ -138,6 +143,8 @@ class Gateway:
             )
         )
         options, response_options = with_tier(options, body), response_options_of(body)
+        top_n = top_n_of(body) if form == "rerank" else 0
+        body = scores_body(form, body) if form else body
         target = await self._queues.target(body.get("model"), body.get("adapter"))
         request.state.held.enter_context(target.admitted())
         call = call_of(
@@ -148,6 +155,8 @@ class Gateway:
             model=target.model,
             is_streamed=response_options.is_stream,
             reasoning=self._settings.reasoning,
+            form=form,
+            top_n=top_n,
         )
         queue = target.queue
         if options.key is not None:
@@ -246,6 +255,7 @@ class Gateway:
         answer = Answer(queue.client, record, closing=self._lifecycle.closing)
         try:
             completions = await while_connected(request.receive, answer.whole())
+            must_be_scores(record.form, completions)
         except HungUp:
             await self._hung_up(queue, record, answer_path)
             raise

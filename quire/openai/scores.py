@@ -1,0 +1,153 @@
+"""Scores over HTTP: `/v1/score`, `/v1/rerank` and `/v1/classify`, in the forms of vLLM and Jina.
+
+Each text, or pair of texts, is a request of kind `scores`. Pure functions from bodies to the fields
+of these requests, and from their vectors to the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
+
+from quire.errors import InvalidRequest
+from quire.openai.logprobs import compact
+from quire.wire.output import Completion
+from quire.wire.pooling import MAX_INPUTS
+from quire.wire.refusals import nearest
+
+#: What is asked for; empty for calls that are none of these.
+ScoreForm = Literal["", "score", "rerank", "classify"]
+
+#: The paths of the API -> what is asked for.
+SCORE_PATHS: Final[Mapping[str, ScoreForm]] = {
+    "/v1/score": "score",
+    "/v1/rerank": "rerank",
+    "/v1/classify": "classify",
+}
+
+#: The fields of each form beside those of all, and which of them has the texts that are counted.
+_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "score": ("text_1", "text_2"),
+    "rerank": ("query", "documents", "top_n", "return_documents"),
+    "classify": ("input",),
+}
+_COUNTED: Final[Mapping[str, str]] = {"score": "text_2", "rerank": "documents", "classify": "input"}
+_OF_ALL = ("model", "adapter", "user", "truncate_prompt_tokens", "use_activation")
+#: What the queue's requests call the texts, and the errors about them.
+_OWN_FIELDS = ("body.input", "body.pair")
+
+
+def form_of(name: object) -> ScoreForm:
+    """The form that a record names; empty for everything else."""
+    return next((one for one in SCORE_PATHS.values() if one == name), "")
+
+
+def scores_body(form: ScoreForm, body: Mapping[str, Any]) -> dict[str, Any]:
+    """The body as requests of kind `scores` have it, with lists of inputs and of their pairs.
+
+    InvalidRequest names the field of the caller.
+    """
+    known = (*_OF_ALL, *_FIELDS[form])
+    for name, value in body.items():
+        if name not in known and value is not None:
+            raise InvalidRequest(f"body.{name}", f"unknown field{nearest(name, known)}")
+    fields = {name: body[name] for name in _OF_ALL if body.get(name) is not None}
+    if form == "classify":
+        return fields | {"input": _texts(body, "input")}
+    if form == "rerank":
+        query, texts = body.get("query"), _listed(body)
+        top_n_of(body)
+        if body.get("return_documents"):
+            message = "is not supported: each result has the index of its document"
+            raise InvalidRequest("body.return_documents", message)
+        if not isinstance(query, str) or not query:
+            raise InvalidRequest("body.query", "must be a non-empty string")
+        return fields | {"input": [query] * len(texts), "pair": texts}
+    firsts, seconds = _texts(body, "text_1"), _texts(body, "text_2")
+    if len(firsts) == 1:
+        firsts *= len(seconds)
+    if len(firsts) != len(seconds):
+        message = "must be one text, or as many as text_2 has"
+        raise InvalidRequest("body.text_1", message)
+    return fields | {"input": firsts, "pair": seconds}
+
+
+def top_n_of(body: Mapping[str, Any]) -> int:
+    """How many results a caller wants; 0 for all. InvalidRequest."""
+    number = body.get("top_n")
+    if number is None:
+        return 0
+    if type(number) is not int or number < 0:
+        raise InvalidRequest("body.top_n", "must be an integer from 0 on")
+    return number
+
+
+def field_of(form: ScoreForm, field: str) -> str:
+    """The caller's name of a field of the queue's requests."""
+    own, _, index = field.partition(".")[2].partition(".")
+    if not form or f"body.{own}" not in _OWN_FIELDS:
+        return field
+    return f"body.{_COUNTED[form]}" + (f".{index}" if index else "")
+
+
+def must_be_scores(form: ScoreForm, completions: Sequence[Completion]) -> None:
+    """InvalidRequest if the model gives no single score where one is asked for."""
+    most = max(len(one.embedding) for one in completions)
+    if form in ("score", "rerank") and most != 1:
+        message = f"has {most} classes and so no single score: use /v1/classify"
+        raise InvalidRequest("body.model", message)
+
+
+def written_scores(
+    form: ScoreForm,
+    heading: Mapping[str, Any],
+    completions: Sequence[Completion],
+    *,
+    top_n: int = 0,
+) -> Iterator[str]:
+    """The body of the answer as JSON text; `heading` has its `id`, `created` and `model`."""
+    tokens = sum(one.usage.prompt_tokens for one in completions)
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    if form == "rerank":
+        scores = [(one.embedding[0], index) for index, one in enumerate(completions)]
+        best = sorted(scores, key=lambda one: (-one[0], one[1]))[: top_n or len(scores)]
+        results = [{"index": index, "relevance_score": score} for score, index in best]
+        fields = {"id": heading["id"], "model": heading["model"], "usage": usage}
+        yield compact(fields | {"results": results})
+        return
+    data = [_entry(form, index, one.embedding) for index, one in enumerate(completions)]
+    yield compact({**heading, "object": "list", "data": data, "usage": usage})
+
+
+def _entry(form: ScoreForm, index: int, numbers: Sequence[float]) -> dict[str, Any]:
+    if form == "score":
+        return {"index": index, "object": "score", "score": numbers[0]}
+    # The queue does not carry the labels of the model: they are in its config.json, in this order.
+    return {"index": index, "label": None, "probs": list(numbers), "num_classes": len(numbers)}
+
+
+def _texts(body: Mapping[str, Any], name: str) -> list[str]:
+    """One text or several, as a list. InvalidRequest."""
+    given = body.get(name)
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, list) or not texts:
+        message = "must be a non-empty string, or a non-empty array of them"
+        raise InvalidRequest(f"body.{name}", message)
+    if len(texts) > MAX_INPUTS:
+        raise InvalidRequest(f"body.{name}", f"must have at most {MAX_INPUTS} texts")
+    for index, text in enumerate(texts):
+        if not isinstance(text, str) or not text:
+            path = f"body.{name}" if texts is not given else f"body.{name}.{index}"
+            raise InvalidRequest(path, "must be a non-empty string")
+    return texts
+
+
+def _listed(body: Mapping[str, Any]) -> list[str]:
+    """The documents, each a text or a map with its `text`, as Jina has them. InvalidRequest."""
+    given = body.get("documents")
+    if not isinstance(given, list):
+        raise InvalidRequest("body.documents", "must be a non-empty array of texts")
+    plain = [
+        one["text"] if isinstance(one, dict) and set(one) == {"text"} else one for one in given
+    ]
+    return _texts({"documents": plain}, "documents")
