@@ -45,9 +45,10 @@ class EngineLoop:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._load = load
+        self._leaving = threading.Event()
         self._outbox = outbox
         self._vitals = vitals
-        self._metrics = metrics
+        self._metrics = self._next_metrics = metrics
         self._on_loaded = on_loaded
         self._clock = clock
         self._mailbox: queue.SimpleQueue[Mail] = queue.SimpleQueue()
@@ -60,20 +61,31 @@ class EngineLoop:
         self.num_running = 0
         self.kv_cache_usage = 0.0
         self.num_generated = 0
+        #: Those of engines before, less what this one had generated when it was taken up.
+        self._generated_before = 0
 
     def run(self) -> None:
-        """Load the model, then step while there is work, until stopped.
+        """Load the model, then step while there is work, until stopped. A switch does it again.
 
         Raises:
             DeviceFailed, and any other error after which the engine is unusable: the process must
             end.
         """
-        served = self._load()
-        self._engine = served.engine
-        self._on_loaded(served)
-        while not self._stopping.is_set():
-            self._turn(served.engine)
-        self._release_all(served.engine)
+        while True:
+            # Nothing here refers to a model that is no longer served: its memory must be free.
+            self._serve(self._load())
+            if self._stopping.is_set():
+                return
+            self._vitals.loading()
+
+    def switch(self, load: Callable[[], ServedModel], metrics: Metrics) -> None:
+        """Release all requests, then serve the model that `load` returns.
+
+        The intakes must have ended. `metrics` are those of the next model.
+        """
+        self._load, self._next_metrics = load, metrics
+        self._leaving.set()
+        self._mailbox.put(None)
 
     def add(self, request: Request) -> None:
         """Pass a request to the engine; its delivery must be open in the outbox."""
@@ -97,6 +109,20 @@ class EngineLoop:
         """Make `run` release the remaining requests and return. The intakes must have ended."""
         self._stopping.set()
         self._mailbox.put(None)
+
+    def _serve(self, served: ServedModel) -> None:
+        """Serve one model until stopped or switched; then release its requests."""
+        self._leaving.clear()
+        self._metrics = self._next_metrics
+        first = served.engine.snapshot()
+        self._metrics.begin_engine(first)
+        self._generated_before = self.num_generated - first.generated_tokens
+        self._engine, self._was_idle, self._num_steps = served.engine, True, 0
+        self._on_loaded(served)
+        while not (self._stopping.is_set() or self._leaving.is_set()):
+            self._turn(served.engine)
+        self._release_all(served.engine)
+        self._engine = None
 
     def _turn(self, engine: TokenEngine) -> None:
         """Read the mail, then compute one step; without work, sleep until mail arrives."""
@@ -150,7 +176,7 @@ class EngineLoop:
         self._num_steps = snapshot.steps
         self.num_running = snapshot.num_running
         self.kv_cache_usage = snapshot.kv_cache_usage
-        self.num_generated = snapshot.generated_tokens
+        self.num_generated = self._generated_before + snapshot.generated_tokens
         self._metrics.observe_engine(snapshot)
 
     def _release_all(self, engine: TokenEngine) -> None:
@@ -160,6 +186,8 @@ class EngineLoop:
             engine.abort(key, FinishReason.RELEASED)
         while engine.has_work():
             self._outbox.put(engine.step(self._clock))
+        self.num_running, self.kv_cache_usage = 0, 0.0
+        self._metrics.observe_engine(engine.snapshot())
 
     def _check_laws(self, engine: TokenEngine) -> None:
         """Check the invariants of an idle engine. A violation is only logged and counted."""

@@ -114,6 +114,23 @@ WORKER_ROW = Row(
             ],
         ),
         Panel(
+            title="Switches of models",
+            description="Switches per second to each model by workers of several models, the share "
+            "of their time that switches take, and the models in their memory.",
+            unit="short",
+            targets=[
+                Target(rate("quire_worker_model_switches_total", "model"), "to {{model}}"),
+                Target(
+                    rate("quire_worker_model_switch_seconds_sum", "instance", WORKERS),
+                    "share {{instance}}",
+                ),
+                Target(
+                    total("quire_worker_models_loaded", "instance", WORKERS),
+                    "loaded {{instance}}",
+                ),
+            ],
+        ),
+        Panel(
             title="Device memory",
             description="Memory of the device by kind; 0 if it cannot be read.",
             unit="bytes",

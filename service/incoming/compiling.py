@@ -82,6 +82,8 @@ class Compiling:
         self._clock = clock
         self._grammars: Grammars = NoGrammars("no model is loaded")
         self._probe: Probe | None = None
+        #: Probes of models that are no longer served; the thread closes them.
+        self._retired: list[Probe] = []
         self._changed = threading.Condition()
         self._waiting: dict[str, _Waiting] = {}
         #: The order of turns: a heap of (negative priority, number of the turn, request key).
@@ -91,6 +93,9 @@ class Compiling:
 
     def serve(self, grammars: Grammars) -> None:
         """Compile with `grammars` from now on. Those that use the library get a probe process."""
+        if self._probe is not None:
+            self._retired.append(self._probe)
+            self._probe = None
         self._grammars = grammars
         if isinstance(grammars, CompiledGrammars):
             self._probe = Probe(
@@ -148,11 +153,24 @@ class Compiling:
         if self._probe is not None:
             self._probe.interrupt()
 
+    def release(self) -> None:
+        """Release all waiting requests; the model is about to be switched.
+
+        The intakes must have ended. Call it before the loop's `switch`.
+        """
+        with self._changed:
+            for waiting in list(self._waiting.values()):
+                self._abandon(waiting, FinishReason.RELEASED)
+        if self._probe is not None:
+            self._probe.interrupt()
+
     def run(self) -> None:
         """Compile and replay until stopped."""
         try:
             while not self._is_stopping:
                 self._look()
+                while self._retired:
+                    self._retired.pop().close()
                 if (waiting := self._next()) is not None:
                     self._turn(waiting)
         finally:
@@ -199,7 +217,8 @@ class Compiling:
             self._end(waiting, partial(rejection, error=error))
             return
         except Exception as error:  # noqa: BLE001 - a defect here or in a library ends one request.
-            if not self._is_stopping:
+            # Otherwise it was released meanwhile, and the probe was interrupted.
+            if self._waiting.get(request.request_id) is waiting:
                 _log.exception("constraint cannot be compiled", request=request.request_id)
             self._end(waiting, partial(own_failure, error=error))
             return

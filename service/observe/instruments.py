@@ -1,8 +1,26 @@
 """Builds instruments of the metrics library from the definitions in the registers."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from service.settings.families import Family
+
+
+class Instruments:
+    """The instruments of one registry. Each is built once, however many models have children."""
+
+    def __init__(self, families: Mapping[str, Family], registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.families = families
+        self._built: dict[str, Any] = {}
+
+    def get(self, name: str) -> Any:
+        """The instrument of a family. Typed Any because the library's kinds share no interface."""
+        if name not in self._built:
+            self._built[name] = build_instrument(self.families[name], self.registry)
+        return self._built[name]
 
 
 def build_instrument(family: Family, registry: CollectorRegistry) -> Counter | Gauge | Histogram:

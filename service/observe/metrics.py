@@ -7,7 +7,7 @@ with the value 0: if a counter appeared only with its first increment, `rate()` 
 
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 
 from engine.stats import EngineSnapshot
 from quire.version import quire_version
-from service.observe.instruments import build_instrument
+from service.observe.instruments import Instruments
 from service.observe.register import families
 from service.observe.tenants import TenantCounters
 from service.observe.vitals import Vitals, WorkerState
@@ -25,12 +25,24 @@ MemoryReader = Callable[[], Mapping[str, int]]
 
 
 class Metrics:
-    """The worker's metrics. Each attribute is a bound child, or a map from label value to child."""
+    """The metrics of a worker's model.
+
+    Each attribute is a bound child, or a map from label value to child. A worker of several models
+    has one of these for each, made by `beside`; `of` finds that of a place.
+    """
 
     def __init__(
-        self, *, model: str, queue: str, registry: CollectorRegistry | None = None
+        self,
+        *,
+        model: str,
+        queue: str,
+        registry: CollectorRegistry | None = None,
+        instruments: Instruments | None = None,
     ) -> None:
-        self.registry = CollectorRegistry() if registry is None else registry
+        is_first = instruments is None
+        self._instruments = instruments or Instruments(families(), registry or CollectorRegistry())
+        self.registry = self._instruments.registry
+        self._by_place: dict[int, Metrics] = {}
         self._fixed = {"model": model, "queue": queue}
         self._snapshot: EngineSnapshot | None = None
         bind = self._bind
@@ -60,8 +72,20 @@ class Metrics:
         self.dead_lettered = bind("quire_messages_dead_lettered_total")
         self.published_tokens = bind("quire_published_tokens_total")
         self.tenant_tokens = TenantCounters(
-            build_instrument(families()["quire_tenant_tokens_total"], self.registry), model=model
+            self._instruments.get("quire_tenant_tokens_total"), model=model
         )
+        self.switches = bind("quire_worker_model_switches_total")
+        self.switch_seconds = bind("quire_worker_model_switch_seconds")
+        self.models_loaded = bind("quire_worker_models_loaded")
+        self._bind_engine()
+        self._read_at_scrape()
+        if is_first:
+            ProcessCollector(registry=self.registry)
+            PlatformCollector(registry=self.registry)
+            GCCollector(registry=self.registry)
+
+    def _bind_engine(self) -> None:
+        bind = self._bind
         self._prompt_tokens = bind("quire_prompt_tokens_total")
         self._generation_tokens = bind("quire_generation_tokens_total")
         self._draft_tokens = bind("quire_draft_tokens_total")
@@ -84,7 +108,20 @@ class Metrics:
         self._host_blocks = bind("quire_kv_cache_host_blocks")
         self._swapped_requests = bind("quire_kv_cache_swapped_requests")
         self._cache_bytes = bind("quire_kv_cache_bytes")
-        self._read_at_scrape()
+
+    def beside(self, *, model: str, queue: str, places: Iterable[int]) -> "Metrics":
+        """The metrics of another model of this worker, which has these places."""
+        other = Metrics(model=model, queue=queue, instruments=self._instruments)
+        self._by_place |= dict.fromkeys(places, other)
+        return other
+
+    def of(self, place: int) -> "Metrics":
+        """The metrics of the model of a place."""
+        return self._by_place.get(place, self)
+
+    def begin_engine(self, now: EngineSnapshot) -> None:
+        """Count from this snapshot on: an engine that was loaded anew begins at 0."""
+        self._snapshot = now
 
     def observe_engine(self, now: EngineSnapshot) -> None:
         """Update the metrics from a new snapshot; called once after every step.
@@ -106,10 +143,15 @@ class Metrics:
             self._step_tokens.observe(step.num_tokens)
             self._last_step.set(time.time())
 
-    def watch_state(self, vitals: Vitals) -> None:
-        """Export the worker's state and the overdue threads, read at each scrape."""
+    def watch_state(self, vitals: Vitals, *, is_served: Callable[[], bool]) -> None:
+        """Export the worker's state and the overdue threads, read at each scrape.
+
+        Of several models only the one that is served has a state, so that workers can be counted.
+        """
         for state in WorkerState:
-            self._state[state].set_function(lambda state=state: float(vitals.state is state))
+            self._state[state].set_function(
+                lambda state=state: float(vitals.state is state and is_served())
+            )
 
         def num_overdue(kind: str) -> float:
             return float(sum(late.thread.partition("-")[0] == kind for late in vitals.overdue))
@@ -186,9 +228,6 @@ class Metrics:
             (self._swapped_requests, "num_swapped"),
         ):
             gauge.set_function(lambda name=name: float(getattr(self._snapshot, name, 0)))
-        ProcessCollector(registry=self.registry)
-        PlatformCollector(registry=self.registry)
-        GCCollector(registry=self.registry)
 
     def _bind(self, name: str, **fixed: str) -> Any:
         """Binds a metric: returns its child, or a map of children if it has free labels.
@@ -196,8 +235,7 @@ class Metrics:
         A free label is one with a closed set of values. With one of them the keys are its values,
         with two they are pairs. Typed Any because the library's three kinds share no interface.
         """
-        family = families()[name]
-        metric = build_instrument(family, self.registry)
+        family, metric = self._instruments.families[name], self._instruments.get(name)
         if not family.labels:
             return metric
         values = {**self._fixed, **fixed}

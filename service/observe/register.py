@@ -340,6 +340,27 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
             "Always 1; the labels are the sizes of the engine.",
         ),
         Family(
+            "counter",
+            "quire_worker_model_switches_total",
+            {**MODEL, "source": ("kept", "loaded")},
+            "Switches of a worker of several models to this one: it was still in memory (`kept`), "
+            "or was loaded. The first load does not count.",
+        ),
+        Family(
+            "histogram",
+            "quire_worker_model_switch_seconds",
+            {"source": ("kept", "loaded")},
+            "Time of a switch, from the decision to the first claim: releasing the requests of "
+            "the model before, and loading the next one.",
+            LONG,
+        ),
+        Family(
+            "gauge",
+            "quire_worker_models_loaded",
+            NONE,
+            "Models in the memory of this worker, the one that it serves included.",
+        ),
+        Family(
             "gauge",
             "quire_threads_overdue",
             {"thread": THREADS},

@@ -17,7 +17,7 @@ LOOP_TURN_SECONDS = 30.0
 THREAD_TURN_SECONDS = 180.0
 
 #: The threads that show signs of life. There is an intake for each shard: `intake-0` and so on.
-THREADS = ("main", "engine", "intake", "compiler", "publisher", "heartbeat", "keeper")
+THREADS = ("main", "engine", "intake", "compiler", "publisher", "heartbeat", "keeper", "chooser")
 
 _Item = TypeVar("_Item")
 
@@ -60,6 +60,11 @@ class Vitals:
         self.is_busy = is_busy
         if not is_busy:
             self._last_progress = self._last_turn
+
+    def loading(self) -> None:
+        """Note that the engine thread loads a model, which may take minutes without a turn."""
+        self.is_busy = False
+        self._signs.pop("engine", None)
 
     def progressed(self) -> None:
         """Note that the engine finished a step that computed something."""

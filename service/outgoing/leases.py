@@ -142,10 +142,10 @@ class Housekeeper:
     idempotent. `run` is the body of a thread.
 
     Args:
-        load: returns numbers for the registry of a shard; see `Broker.beat_worker`.
-        serves: returns the name of the model and the fingerprints of its adapters, for the
-            registry.
-        policy: returns the policy of the worker, for the registry.
+        load: returns numbers for the registry of a place; see `Broker.beat_worker`.
+        serves: returns the name of the model of a place and the fingerprints of its adapters, for
+            the registry.
+        policy: returns the policy of the worker at a place, for the registry.
         on_drain: called, perhaps repeatedly, when an operator has asked this worker to drain.
     """
 
@@ -160,12 +160,13 @@ class Housekeeper:
         contact: Contact,
         metrics: Metrics,
         lease_seconds: float,
-        serves: Callable[[], tuple[str, Mapping[str, str]]] = lambda: ("", {}),
-        policy: Callable[[], str] = lambda: "",
+        serves: Callable[[int], tuple[str, Mapping[str, str]]] = lambda _: ("", {}),
+        policy: Callable[[int], str] = lambda _: "",
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._clock = clock
         self._brokers = brokers
+        self._place_of = {broker: place for place, broker in brokers.items()}
         self._worker = worker
         self._serves = serves
         self._policy = policy
@@ -230,8 +231,8 @@ class Housekeeper:
 
     def _reap(self, broker: Broker) -> None:
         for reaped in self._parts(broker.reap):
-            self._count_late(reaped)
-            self._metrics.reaped.inc(len(reaped))
+            self._count_late(broker, reaped)
+            self._of(broker).reaped.inc(len(reaped))
             _log.info("leases reaped", request_ids=[item.request_id for item in reaped])
 
     def _restore(self, broker: Broker) -> None:
@@ -240,7 +241,7 @@ class Housekeeper:
         calls = count()
         for restored in self._parts(lambda: broker.restore(is_at_once=next(calls) > 0)):
             for lost, number in Counter(item.lost for item in restored).items():
-                self._metrics.restored[lost].inc(number)
+                self._of(broker).restored[lost].inc(number)
             _log.warning(
                 "restored keys of requests that redis had lost",
                 request_ids=[item.request_id for item in restored[:MAX_LOGGED_IDS]],
@@ -250,10 +251,10 @@ class Housekeeper:
 
     def _promote(self, broker: Broker) -> None:
         for promoted in self._parts(partial(broker.promote, ends_late=False)):
-            self._count_late(promoted)
+            self._count_late(broker, promoted)
             _log.debug("requests promoted", request_ids=[item.request_id for item in promoted])
         for expired in self._parts(broker.expire):
-            self._count_late(expired)
+            self._count_late(broker, expired)
 
     def _parts(self, move: Callable[[], Sequence[_Moved]]) -> Iterator[Sequence[_Moved]]:
         """Repeat a transition until it moves nothing more, for at most BUSY_SECONDS.
@@ -268,10 +269,14 @@ class Housekeeper:
             if self._clock() >= give_up or self._stopping.is_set():
                 return
 
-    def _count_late(self, moved: Iterable[Reaped | Promoted | Expired]) -> None:
+    def _of(self, broker: Broker) -> Metrics:
+        """The metrics of the model that a broker's queue has."""
+        return self._metrics.of(self._place_of[broker])
+
+    def _count_late(self, broker: Broker, moved: Iterable[Reaped | Promoted | Expired]) -> None:
         """Count the requests that expired before any worker had claimed them."""
         late = sum(item.state is State.EXPIRED for item in moved)
-        self._metrics.finished["deadline"].inc(late)
+        self._of(broker).finished["deadline"].inc(late)
 
     def _register_new_state(self) -> bool:
         """Register at once if the worker's state has changed. False when Redis did not answer."""
@@ -281,7 +286,7 @@ class Housekeeper:
         return self._register(state)
 
     def _warn_of_other_models(self, broker: Broker) -> None:
-        model, _ = self._serves()
+        model, _ = self._serves(self._place_of[broker])
         others = [info for info in broker.workers() if info.is_alive and info.name != self._worker]
         for info in others:
             if info.model not in ("", model):
@@ -293,16 +298,17 @@ class Housekeeper:
 
     def _register(self, state: str) -> bool:
         """Write the worker's entry of the registry. False when Redis did not answer."""
-        model, adapters = self._serves()
         if state is WorkerState.READY and state != self._registered:
             self._in_every_shard("beat", self._warn_of_other_models)
 
         def beat(broker: Broker) -> None:
             self._compare(broker.seen_ms(self._worker), broker)
             self._is_certain.discard(broker)
-            load = {**self._load(broker.keys.shard), **({"twins": 1} if self._has_twin else {})}
+            place = self._place_of[broker]
+            load = {**self._load(place), **({"twins": 1} if self._has_twin else {})}
+            (model, adapters), policy = self._serves(place), self._policy(place)
             if broker.beat_worker(
-                self._worker, state, load, model=model, adapters=adapters, policy=self._policy()
+                self._worker, state, load, model=model, adapters=adapters, policy=policy
             ):
                 self._on_drain()
             self._seen_ms[broker] = broker.seen_ms(self._worker)

@@ -201,16 +201,16 @@ class Publisher:
             _log.error("request cannot be ended", **names, error=str(worse))
         if self._outbox.forget(delivery.key) is not None:
             self._engine.abort(delivery.key, FinishReason.CANCELLED)
-            self._metrics.finished["error"].inc()
+            self._of(delivery).finished["error"].inc()
 
     def _account(self, delivery: Delivery, item: CommitItem, *, reply: CommitReply) -> None:
         """Handle the reply of Redis for one item."""
         if reply.status is CommitStatus.FENCED:
-            self._metrics.fenced.inc()
+            self._of(delivery).fenced.inc()
             self.lose(delivery.key)
             return
         if reply.status is CommitStatus.REWIND:
-            self._metrics.rewinds.inc()
+            self._of(delivery).rewinds.inc()
             _log.warning(
                 "log rewound",
                 **delivery.origin.names,
@@ -233,7 +233,7 @@ class Publisher:
         delivery = self._outbox.forget(key, unless_ended=unless_ended)
         if delivery is not None:
             self._engine.abort(key, FinishReason.CANCELLED)
-            self._metrics.finished["lost"].inc()
+            self._of(delivery).finished["lost"].inc()
             self._traces.ended(delivery, "lost")
             _log.warning("claim lost", **delivery.origin.names)
 
@@ -278,7 +278,7 @@ class Publisher:
 
     def _forget_released(self, delivery: Delivery) -> None:
         self._outbox.forget(delivery.key)
-        self._metrics.finished["released"].inc()
+        self._of(delivery).finished["released"].inc()
         self._traces.ended(delivery, "released")
         _log.info(
             "request released",
@@ -306,20 +306,21 @@ class Publisher:
     def _observe_tokens(self, delivery: Delivery) -> None:
         """Observe latencies from the times at which tokens left the engine since the last call."""
         times = self._outbox.take_token_times(delivery)
+        metrics = self._of(delivery)
         if times:
-            self._metrics.published_tokens[delivery.origin.priority_name].inc(len(times))
-            self._metrics.tenant_tokens.add(delivery.origin.tenant, len(times))
+            metrics.published_tokens[delivery.origin.priority_name].inc(len(times))
+            metrics.tenant_tokens.add(delivery.origin.tenant, len(times))
         if times and delivery.last_token_time is None:
             waited = self._clock() - delivery.origin.received
-            self._metrics.first_token_seconds.observe(waited)
+            metrics.first_token_seconds.observe(waited)
         for time in times:
             if delivery.last_token_time is not None:
-                self._metrics.inter_token_seconds.observe(time - delivery.last_token_time)
+                metrics.inter_token_seconds.observe(time - delivery.last_token_time)
             delivery.last_token_time = time
 
     def _report_finished(self, delivery: Delivery) -> None:
         """Log and observe a request whose terminal record is committed."""
-        completion, origin, metrics = delivery.completion, delivery.origin, self._metrics
+        completion, origin, metrics = delivery.completion, delivery.origin, self._of(delivery)
         assert completion is not None
         exemplar = self._traces.ended(delivery, str(completion.finish_reason))
         seconds = self._clock() - origin.received
@@ -332,7 +333,7 @@ class Publisher:
             metrics.request_prompt_tokens.observe(completion.usage.prompt_tokens)
             metrics.request_generation_tokens.observe(completion.usage.completion_tokens)
             facts = phases_of(completion.execution)
-            self._observe_phases(facts, exemplar)
+            self._observe_phases(metrics, facts, exemplar)
         if completion.error is not None:
             facts |= {"error_code": completion.error.code, "error_field": completion.error.field}
         _log.info(
@@ -354,11 +355,17 @@ class Publisher:
             **facts,
         )
 
-    def _observe_phases(self, phases: Mapping[str, object], exemplar: Exemplar | None) -> None:
+    def _of(self, delivery: Delivery) -> Metrics:
+        """The metrics of the model that a claim's queue has."""
+        return self._metrics.of(delivery.shard)
+
+    def _observe_phases(
+        self, metrics: Metrics, phases: Mapping[str, object], exemplar: Exemplar | None
+    ) -> None:
         for name, histogram in (
-            ("queue_seconds", self._metrics.queue_seconds),
-            ("prefill_seconds", self._metrics.prefill_seconds),
-            ("decode_seconds", self._metrics.decode_seconds),
+            ("queue_seconds", metrics.queue_seconds),
+            ("prefill_seconds", metrics.prefill_seconds),
+            ("decode_seconds", metrics.decode_seconds),
         ):
             if name in phases:
                 histogram.observe(phases[name], exemplar)

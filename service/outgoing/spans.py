@@ -14,7 +14,7 @@ claim are made when it ends: while it runs, tracing costs nothing.
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import monotonic
 
@@ -63,8 +63,7 @@ class SpanTraces:
         self,
         processor: SpanProcessor,
         *,
-        queue: str,
-        model: str,
+        queues: Mapping[int, str],
         worker: str,
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -73,7 +72,7 @@ class SpanTraces:
         self._provider = TracerProvider(id_generator=self._ids, resource=resource)
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("quire", quire_version())
-        self._queue, self._model, self._clock = queue, model, clock
+        self._queues, self._clock = queues, clock
 
     def ended(self, delivery: Delivery, outcome: str) -> Exemplar | None:
         """Make the spans of a claim that ends now; returns the ids of its span if it is sampled."""
@@ -88,7 +87,7 @@ class SpanTraces:
 
         with self._ids.of(origin.request_id, origin.epoch):
             claim = self._tracer.start_span(
-                f"process {self._queue}",
+                f"process {self._queues[delivery.shard]}",
                 caller,
                 SpanKind.CONSUMER,
                 self._attributes_of(delivery, outcome),
@@ -118,13 +117,13 @@ class SpanTraces:
             "messaging.system": "redis",
             "messaging.operation.name": "process",
             "messaging.operation.type": "process",
-            "messaging.destination.name": self._queue,
+            "messaging.destination.name": self._queues[delivery.shard],
             "messaging.message.id": origin.request_id,
             "gen_ai.operation.name": "chat"
             if origin.kind == "chat.completions"
             else "text_completion",
             "gen_ai.request.model": origin.model_name,
-            "gen_ai.response.model": self._model,
+            "gen_ai.response.model": origin.model,
             "quire.outcome": outcome,
             "quire.epoch": origin.epoch,
             "quire.attempts": origin.attempts,
@@ -180,10 +179,13 @@ class _ClaimIds(RandomIdGenerator):
         return ids[1] if ids else super().generate_span_id()
 
 
-def otlp_traces(*, queue: str, model: str, worker: str) -> SpanTraces:
-    """Spans for a collector, by OTLP over HTTP; `OTEL_EXPORTER_OTLP_ENDPOINT` names it."""
+def otlp_traces(*, queues: Mapping[int, str], worker: str) -> SpanTraces:
+    """Spans for a collector, by OTLP over HTTP; `OTEL_EXPORTER_OTLP_ENDPOINT` names it.
+
+    `queues`: the queue of each place.
+    """
     exporter = BatchSpanProcessor(OTLPSpanExporter())
-    return SpanTraces(exporter, queue=queue, model=model, worker=worker)
+    return SpanTraces(exporter, queues=queues, worker=worker)
 
 
 def trace_id_of(request_id: str) -> int:

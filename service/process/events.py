@@ -32,4 +32,19 @@ class ModelLoaded:
     served: ServedModel
 
 
-Event = StopRequested | DrainRequested | ShardEmpty | OutboxEmpty | ModelLoaded | ThreadDied
+@dataclass(frozen=True, slots=True)
+class SwitchChosen:
+    """Only with several models: this one is to be served next."""
+
+    model: str
+
+
+Event = (
+    SwitchChosen
+    | StopRequested
+    | DrainRequested
+    | ShardEmpty
+    | OutboxEmpty
+    | ModelLoaded
+    | ThreadDied
+)

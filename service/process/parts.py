@@ -4,12 +4,13 @@ The parts share the Outbox, the Vitals, the Contact, the Metrics and the brokers
 thread-safe.
 """
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 
 import redis
 
-from quire.broker.broker import Broker
+from quire.transitions.values import QueuePolicy
 from quire.wire.protocol import Activity
 from service.incoming.compiling import Compiling
 from service.incoming.intake import Intake
@@ -18,6 +19,7 @@ from service.incoming.reception import Reception
 from service.loop import EngineLoop
 from service.model.adapters import announced_adapters
 from service.model.served import ServedModel
+from service.model.shelf import Shelf
 from service.observe.health import HealthServer
 from service.observe.metrics import Metrics
 from service.observe.vitals import Vitals
@@ -26,10 +28,28 @@ from service.outgoing.leases import Heartbeat, Housekeeper
 from service.outgoing.outbox import Outbox
 from service.outgoing.publisher import Publisher
 from service.outgoing.traces import NoTraces, Traces
-from service.process.events import DrainRequested, Event, ModelLoaded, OutboxEmpty, ShardEmpty
-from service.settings.bounds import TRY_SECONDS
+from service.process.chooser import Chooser, Rules
+from service.process.events import (
+    DrainRequested,
+    Event,
+    ModelLoaded,
+    OutboxEmpty,
+    ShardEmpty,
+    SwitchChosen,
+)
+from service.process.places import Place, places_of
 from service.settings.config import Settings
+from service.settings.several import settings_of_models
 from service.settings.sources import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What the registry shows of a model that this worker has loaded once."""
+
+    adapters: Mapping[str, str]
+    abilities: Mapping[str, float]
+    policy: QueuePolicy
 
 
 class Parts:
@@ -46,23 +66,27 @@ class Parts:
         connect: Callable[..., redis.Redis],
         report: Callable[[Event], None],
     ) -> None:
+        models = settings_of_models(settings)
         self._settings = settings
         self._report = report
         self._served: ServedModel | None = None
+        #: What live workers can serve of each model that was loaded once, for the registry.
+        self._known: dict[str, _Known] = {}
         self.vitals = Vitals(stall_timeout_seconds=settings.stall_timeout_seconds)
-        self.metrics = Metrics(model=settings.model_name, queue=settings.queue)
+        self.metrics = Metrics(model=models[0].model_name, queue=models[0].queue)
         self._queue_clock = QueueClock()
         self._contact = Contact(self.vitals, self.metrics, silence_seconds=settings.lease_seconds)
         self.outbox = Outbox(on_empty=lambda: report(OutboxEmpty()))
         # Two connections: commits and heartbeats need a shorter timeout than a blocking read.
         self.connection = connect(settings.connection_url, block_seconds=0.0)
-        #: Brokers by shard, for everything except the intakes' reads.
-        self.brokers = _brokers(settings, self.connection)
         reading = connect(settings.connection_url, block_seconds=settings.block_seconds)
-        #: Brokers by shard, for the intakes.
-        self.reading_brokers = _brokers(settings, reading)
+        self.places = places_of(models, self.metrics, self.connection, reading)
+        #: Brokers by the number of their place, for everything except the intakes' reads.
+        self.brokers = {place.number: place.broker for place in self.places}
+        self._shelf = Shelf(load, budget_bytes=settings.models_memory_bytes)
+        self.model = models[0].model_name
         self.loop = EngineLoop(
-            partial(load, settings),
+            partial(self._shelf.take, models[0]),
             self.outbox,
             vitals=self.vitals,
             metrics=self.metrics,
@@ -71,7 +95,7 @@ class Parts:
         self.compiling = Compiling(
             self.outbox, engine=self.loop, vitals=self.vitals, settings=settings
         )
-        self.traces = _traces(settings)
+        self.traces = _traces(settings, self.places)
         self.publisher = Publisher(
             self.brokers,
             self.outbox,
@@ -83,15 +107,13 @@ class Parts:
             interval_seconds=settings.publish_interval_seconds,
             share=settings.publish_share,
         )
-        self.heartbeat = Heartbeat(
-            self.brokers,
-            self.outbox,
-            holder=self.publisher,
-            vitals=self.vitals,
-            contact=self._contact,
-            lease_seconds=settings.lease_seconds,
-        )
+        self.heartbeat = self._heartbeat()
         self.keeper = self._keeper()
+        #: Only with several models.
+        self.chooser = self._chooser() if len(models) > 1 else None
+        for place in self.places:
+            is_served = partial(self._is_served, place.model)
+            place.metrics.watch_state(self.vitals, is_served=is_served)
         self.health = _health(settings, self.vitals, self.metrics)
 
     def complete(self, served: ServedModel) -> dict[str, Intake]:
@@ -99,48 +121,103 @@ class Parts:
 
         From now on the metrics and the worker registry show this model.
         """
+        places = [place for place in self.places if place.model == self.model]
         self._served = served
+        self._known[self.model] = _Known(served.adapters, served.abilities, served.queue_policy)
         self.compiling.serve(served.grammars)
-        self.metrics.describe(
-            build=served.build, sizes=served.sizes, cache_bytes=served.cache_bytes
-        )
+        metrics = self.place.metrics
+        metrics.describe(build=served.build, sizes=served.sizes, cache_bytes=served.cache_bytes)
         if served.read_memory is not None:
-            self.metrics.watch_memory(served.build.get("device", ""), served.read_memory)
+            metrics.watch_memory(served.build.get("device", ""), self._read_memory)
         if served.read_threads is not None:
-            self.metrics.watch_threads(served.read_threads)
+            metrics.watch_threads(self._read_threads)
+        metrics.models_loaded.set(len(self._shelf))
+        if self.chooser is not None:
+            self.chooser.serves(self.model)
         return {
-            f"intake-{shard}": self._intake(shard, broker, served=served)
-            for shard, broker in self.reading_brokers.items()
+            f"intake-{place.number}": self._intake(place, served=served, num_intakes=len(places))
+            for place in places
         }
 
-    def _intake(self, shard: int, broker: Broker, *, served: ServedModel) -> Intake:
+    @property
+    def place(self) -> Place:
+        """The first place of the model that is served."""
+        return next(place for place in self.places if place.model == self.model)
+
+    def switch(self, model: str) -> str:
+        """Release all requests and serve another model; the intakes must have ended.
+
+        Returns how it comes into memory: it is still there (`kept`), or has to be `loaded`. The
+        event ModelLoaded follows.
+        """
+        # Nothing here may refer to a model that the shelf drops: its memory must be free.
+        self._served, self.model = None, model
+        self.compiling.release()
+        source = "kept" if self._shelf.holds(model) else "loaded"
+        self.loop.switch(partial(self._shelf.take, self.place.settings), self.place.metrics)
+        return source
+
+    def _is_served(self, model: str) -> bool:
+        return model == self.model
+
+    def _read_memory(self) -> Mapping[str, int]:
+        read = self._served.read_memory if self._served else None
+        return read() if read else {}
+
+    def _read_threads(self) -> int:
+        read = self._served.read_threads if self._served else None
+        return read() if read else 0
+
+    def _chooser(self) -> Chooser:
+        settings = self._settings
+        return Chooser(
+            self.places,
+            self.connection,
+            rules=Rules(settings.switch_stay_seconds, settings.switch_wait_seconds),
+            has_work=lambda: not self.outbox.is_empty,
+            report=lambda model: self._report(SwitchChosen(model)),
+            vitals=self.vitals,
+            contact=self._contact,
+        )
+
+    def _intake(self, place: Place, *, served: ServedModel, num_intakes: int) -> Intake:
         reception = Reception(
-            broker,
+            place.reading,
             self.outbox,
-            shard=shard,
+            shard=place.number,
             loop=self.loop,
             compiling=self.compiling,
             served=served,
-            settings=self._settings,
+            settings=place.settings,
             contact=self._contact,
-            metrics=self.metrics,
+            metrics=place.metrics,
             queue_clock=self._queue_clock,
         )
         return Intake(
-            broker,
+            place.reading,
             self.outbox,
             reception=reception,
             fingerprint=served.fingerprint,
             policy=served.queue_policy,
-            shard=shard,
-            num_intakes=len(self.reading_brokers),
+            shard=place.number,
+            num_intakes=num_intakes,
             loop=self.loop,
             compiling=self.compiling,
-            settings=self._settings,
+            settings=place.settings,
             vitals=self.vitals,
             contact=self._contact,
-            metrics=self.metrics,
-            on_queue_empty=partial(self._report, ShardEmpty(shard)),
+            metrics=place.metrics,
+            on_queue_empty=partial(self._report, ShardEmpty(place.number)),
+        )
+
+    def _heartbeat(self) -> Heartbeat:
+        return Heartbeat(
+            self.brokers,
+            self.outbox,
+            holder=self.publisher,
+            vitals=self.vitals,
+            contact=self._contact,
+            lease_seconds=self._settings.lease_seconds,
         )
 
     def _keeper(self) -> Housekeeper:
@@ -157,22 +234,24 @@ class Parts:
             lease_seconds=self._settings.lease_seconds,
         )
 
-    def _serves(self) -> tuple[str, Mapping[str, str]]:
-        """The model's name and adapters, as the worker registry shows them."""
-        settings, served = self._settings, self._served
-        adapters = served.adapters if served else announced_adapters(settings.adapters)
+    def _serves(self, place: int) -> tuple[str, Mapping[str, str]]:
+        """The name and the adapters of a place's model, as the worker registry shows them."""
+        settings = self._settings_of[place]
+        known = self._known.get(settings.model_name)
+        adapters = known.adapters if known else announced_adapters(settings.adapters)
         return settings.model_name, adapters
 
-    def _policy(self) -> str:
-        """The policy of this worker, as the worker registry shows it."""
-        return str(self._served.queue_policy) if self._served else ""
+    def _policy(self, place: int) -> str:
+        """The policy of this worker at a place, as the worker registry shows it."""
+        known = self._known.get(self._settings_of[place].model_name)
+        return str(known.policy) if known else ""
 
-    def _load(self, shard: int) -> dict[str, float]:
-        """The worker's load and abilities, as the worker registry of a shard shows them.
+    def _load(self, place: int) -> dict[str, float]:
+        """The worker's load and abilities, as the worker registry of a place shows them.
 
-        The claims by activity are those of this shard, so that they can be added up.
+        The claims by activity are those of this place, so that they can be added up.
         """
-        counts = self.outbox.num_by_activity(shard)
+        counts = self.outbox.num_by_activity(place)
         load: dict[str, float] = {
             "claims": len(self.outbox.claims()),
             "running": self.loop.num_running,
@@ -180,12 +259,16 @@ class Parts:
             "generated": self.loop.num_generated,
         }
         load |= {str(activity): counts[activity] for activity in Activity}
-        return {**load, **(self._served.abilities if self._served else {})}
+        known = self._known.get(self._settings_of[place].model_name)
+        return {**load, **(known.abilities if known else {})}
+
+    @cached_property
+    def _settings_of(self) -> dict[int, Settings]:
+        return {place.number: place.settings for place in self.places}
 
 
 def _health(settings: Settings, vitals: Vitals, metrics: Metrics) -> HealthServer:
-    """The health server. Also adds the worker's state to the metrics."""
-    metrics.watch_state(vitals)
+    """The health server."""
     return HealthServer(
         vitals,
         metrics.registry,
@@ -196,7 +279,7 @@ def _health(settings: Settings, vitals: Vitals, metrics: Metrics) -> HealthServe
     )
 
 
-def _traces(settings: Settings) -> Traces:
+def _traces(settings: Settings, places: Sequence[Place]) -> Traces:
     """Where the spans of claims go. ConfigurationError without the packages for it."""
     if settings.traces == "off":
         return NoTraces()
@@ -206,22 +289,5 @@ def _traces(settings: Settings) -> Traces:
     except ImportError as error:
         message = f"traces: needs the extra `otel`: {error}"
         raise ConfigurationError(message) from error
-    return otlp_traces(queue=settings.queue, model=settings.model_name, worker=str(settings.worker))
-
-
-def _brokers(settings: Settings, connection: redis.Redis) -> dict[int, Broker]:
-    """Shard -> broker, for each served shard, over one pool of connections."""
-    return {
-        shard: Broker(
-            connection,
-            queue=settings.queue,
-            shard=shard,
-            lease_seconds=settings.lease_seconds,
-            max_attempts=settings.max_attempts,
-            max_queue_seconds=settings.max_queue_seconds,
-            retention_seconds=settings.retention_seconds,
-            retry_seconds=TRY_SECONDS,
-            durable=settings.durable,
-        )
-        for shard in settings.own_shards
-    }
+    queues = {place.number: place.settings.queue for place in places}
+    return otlp_traces(queues=queues, worker=str(settings.worker))

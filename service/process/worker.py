@@ -7,6 +7,7 @@
     publisher service.outgoing.publisher  commits
     heartbeat service.outgoing.leases     renews leases
     keeper    service.outgoing.leases     reaps leases, queues due requests, registers the worker
+    chooser   service.process.chooser     which of several models is served next; not with only one
     health    service.observe.health     /livez /readyz /metrics
 
 A thread that dies or hangs (service.process.watch) ends the process. Then the leases expire and
@@ -31,8 +32,16 @@ from service.incoming import compiling
 from service.incoming.intake import Intake
 from service.model.served import ServedModel, load_model
 from service.observe.vitals import WorkerState
+from service.process import chooser
 from service.process.disk import require_durability
-from service.process.events import DrainRequested, Event, ModelLoaded, ShardEmpty, StopRequested
+from service.process.events import (
+    DrainRequested,
+    Event,
+    ModelLoaded,
+    ShardEmpty,
+    StopRequested,
+    SwitchChosen,
+)
 from service.process.parts import Parts
 from service.process.threads import Supervised, ThreadDied
 from service.settings.config import Settings
@@ -91,8 +100,12 @@ class Worker:
         self.metrics = self._parts.metrics
         self._outbox = self._parts.outbox
         self._intakes: dict[str, Intake] = {}
+        #: Whether a model has been loaded.
+        self._is_open = False
         self._threads: dict[str, Supervised] = {}
         self._ending = threading.Event()
+        #: When the switch began that is under way, and how its model comes into memory.
+        self._switching: tuple[float, str] | None = None
 
     def run(self) -> int:
         """Serve until asked to stop; returns the exit code of the process."""
@@ -142,6 +155,8 @@ class Worker:
                 return
             if isinstance(event, ModelLoaded):
                 self._open(event.served)
+            elif isinstance(event, SwitchChosen):
+                self._switch(event.model)
             elif isinstance(event, ShardEmpty):
                 busy_shards.discard(event.shard)
 
@@ -163,7 +178,7 @@ class Worker:
         # The engine ends first, so that its last outputs and the releases are in the outbox. The
         # publisher commits the tokens of a claim before it releases the claim.
         self._parts.loop.stop()
-        if self._intakes:
+        if self._is_open:
             self._join("engine", RELEASE_SECONDS)
             # If the engine died instead, `_fail` releases what it could not.
             self._raise_a_death()
@@ -181,11 +196,14 @@ class Worker:
         self._join(compiling.THREAD, JOIN_SECONDS)
         self._parts.heartbeat.stop()
         self._join("heartbeat", JOIN_SECONDS)
+        if self._parts.chooser is not None:
+            self._parts.chooser.stop()
+            self._join(chooser.THREAD, JOIN_SECONDS)
         self._parts.keeper.stop()
         self._join("keeper", JOIN_SECONDS)
-        # Report threads that died after the last event was read. Not without intakes: then the stop
+        # Report threads that died after the last event was read. Not before intakes: then the stop
         # came while the model was loading, and errors caused by that are expected.
-        while self._intakes and (death := self._next_death()):
+        while self._is_open and (death := self._next_death()):
             self._note_death(death)
         self._parts.health.stop()
         self._parts.traces.close()
@@ -229,16 +247,22 @@ class Worker:
 
     def _open(self, served: ServedModel) -> None:
         """Start an intake for each shard. Called after the model is loaded."""
-        self._intakes = self._parts.complete(served)
-        self._launch(compiling.THREAD, self._parts.compiling.run)
+        parts = self._parts
+        if self._switching is not None:
+            self._note_switch(*self._switching)
+        self._intakes, self._is_open = parts.complete(served), True
+        if compiling.THREAD not in self._threads:
+            self._launch(compiling.THREAD, parts.compiling.run)
+            if parts.chooser is not None:
+                self._launch(chooser.THREAD, parts.chooser.run)
         for name, intake in self._intakes.items():
             self._launch(name, intake.run)
         self.vitals.state = WorkerState.READY
         _log.info(
             "worker ready",
             worker=self._settings.worker,
-            queue=self._settings.queue,
-            model=self._settings.model_name,
+            queue=parts.place.settings.queue,
+            model=parts.model,
             fingerprint=served.fingerprint,
             http_host=self._settings.http_host,
             http_port=self.http_port,
@@ -248,6 +272,23 @@ class Worker:
             redis_answers=self.vitals.seconds_since_contact is not None,
             **served.sizes,
         )
+
+    def _switch(self, model: str) -> None:
+        """Serve another model: its requests are claimed as soon as it is in memory."""
+        began, before = monotonic(), self._parts.model
+        _log.info("switching", model=model, before=before, claims=self._outbox.num_claims)
+        self._close_intakes(JOIN_SECONDS)
+        for name in self._intakes:
+            # The thread and its intake refer to the model, whose memory may be needed.
+            del self._threads[name]
+        self._intakes = {}
+        self._switching = (began, self._parts.switch(model))
+
+    def _note_switch(self, began: float, source: str) -> None:
+        metrics = self._parts.place.metrics
+        metrics.switches[source].inc()
+        metrics.switch_seconds[source].observe(monotonic() - began)
+        self._switching = None
 
     def _close_intakes(self, seconds: float) -> None:
         for intake in self._intakes.values():

@@ -27,6 +27,7 @@ class Combined(Protocol):
 
     shards: int
     served_shards: tuple[int, ...]
+    served_models: tuple[str, ...]
     lease_seconds: float
     max_queue_seconds: float
     retention_seconds: float
@@ -43,6 +44,9 @@ class Combined(Protocol):
     async_scheduling: bool
 
     vllm: dict[str, Any]
+
+    @property
+    def models_file(self) -> object: ...
 
     @property
     def engine(self) -> str: ...
@@ -109,6 +113,9 @@ _REFUSED: tuple[Rule, ...] = (
     ),
 )
 
+#: Settings that belong to one model or one queue. With several models, the table has them.
+ONE_MODEL_ONLY = ("adapters", "burst", "model", "served_model_name", "served_shards", "shards")
+
 #: Settings without effect: the setting, a test, and the reason.
 _UNUSED: tuple[tuple[str, Callable[[Combined], bool], str], ...] = (
     (
@@ -149,6 +156,12 @@ def refusal(settings: Combined) -> str | None:
         unserved = [name for name in NATIVE_ONLY if name in settings.model_fields_set]
         if unserved:
             return f"engine vllm does not serve {', '.join(unserved)}"
+    if settings.models_file is not None:
+        if settings.engine == "vllm":
+            return "models_file: engine vllm serves one model"
+        given = [name for name in ONE_MODEL_ONLY if name in settings.model_fields_set]
+        if given:
+            return f"{', '.join(given)}: cannot be combined with models_file, whose entries say it"
     return next((reason for is_wrong, reason in _REFUSED if is_wrong(settings)), None)
 
 

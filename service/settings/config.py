@@ -109,6 +109,39 @@ class Settings(EngineSettings):
         default=False,
     )
 
+    models_file: Path | None = setting(
+        "Queue",
+        "TOML file of models and their queues. The worker serves each that has a `source`, one at "
+        "a time, and switches by what waits. Unset: the one `model` of the one `queue`.",
+        default=None,
+    )
+    served_models: tuple[str, ...] = setting(
+        "Queue",
+        "The models of `models_file` to serve, separated by commas; unset: all with a `source`.",
+        default=(),
+    )
+    models_memory_bytes: int | None = setting(
+        "Queue",
+        "Memory that all loaded models may take together, weights and KV caches. A model that is "
+        "not served stays loaded while it fits; the one that was served longest ago goes first. "
+        "Unset: only the served one is loaded.",
+        default=None,
+        ge=1,
+    )
+    switch_stay_seconds: float = setting(
+        "Queue",
+        "Shortest time that a model is served while it has work and another one waits.",
+        default=5.0,
+        ge=0.0,
+    )
+    switch_wait_seconds: float = setting(
+        "Queue",
+        "A model whose requests have waited so long is served next, after the stay of the one "
+        "before. An idle worker switches at once.",
+        default=10.0,
+        ge=0.0,
+    )
+
     lease_seconds: float = setting(
         "Leases",
         "A claim that is not renewed for this time is taken over by another worker. It is renewed "
@@ -230,7 +263,7 @@ class Settings(EngineSettings):
             )
         return value
 
-    @field_validator("served_shards", mode="before")
+    @field_validator("served_shards", "served_models", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return split_list(value)

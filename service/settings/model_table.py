@@ -5,14 +5,17 @@
     shards = 2
     aliases = ["gpt-4o-mini"]
     max_open_answers = 200
+    source = "/srv/models/qwen-7b"
+    settings = {max_num_seqs = 64, kv_cache_memory_bytes = 4000000000}
 
-Gateways and batchers read the same file. Knows no Redis and no HTTP.
+Gateways, batchers and workers of several models read the same file. Knows no Redis and no HTTP.
 """
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -35,6 +38,8 @@ class _Row(BaseModel):
     shards: int = Field(1, ge=1, le=1024)
     aliases: list[str] = Field(default_factory=list, max_length=64)
     max_open_answers: int | None = Field(None, ge=1)
+    source: str | None = Field(None, min_length=1)
+    settings: dict[str, Any] = Field(default_factory=dict)
 
 
 class _File(BaseModel):
@@ -56,6 +61,9 @@ class ModelRoute:
     shards: int = 1
     aliases: tuple[str, ...] = ()
     max_open_answers: int | None = None
+    #: For workers: the model to load, and their settings for it. Gateways ignore both.
+    source: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ModelTable:
@@ -100,7 +108,15 @@ def read_models(path: Path | None) -> ModelTable | None:
         where = ".".join(str(part) for part in item["loc"])
         raise ConfigurationError(f"models_file: {path}: {where}: {reason_of(item)}") from error
     routes = {
-        name: ModelRoute(name, row.queue, row.shards, tuple(row.aliases), row.max_open_answers)
+        name: ModelRoute(
+            name,
+            row.queue,
+            row.shards,
+            tuple(row.aliases),
+            row.max_open_answers,
+            row.source,
+            row.settings,
+        )
         for name, row in rows.items()
     }
     _check(routes, f"models_file: {path}")

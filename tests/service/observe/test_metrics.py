@@ -22,7 +22,7 @@ LIBRARY_PREFIXES = ("python_", "process_")
 @pytest.fixture
 def metrics() -> Metrics:
     metrics = Metrics(model="abacus", queue="default", registry=CollectorRegistry())
-    metrics.watch_state(Vitals(stall_timeout_seconds=1.0))
+    metrics.watch_state(Vitals(stall_timeout_seconds=1.0), is_served=lambda: True)
     metrics.watch_memory("cpu", dict)
     metrics.watch_threads(lambda: 2)
     sizes = {"max_num_seqs": 1, "block_size": 2, "num_blocks": 3}

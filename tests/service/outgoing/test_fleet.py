@@ -28,7 +28,7 @@ def make(queue: Queue, clock: Clock) -> Make:
             {0: queue.broker}, worker=worker, load=lambda _: {}, on_drain=lambda: None,
             vitals=vitals,
             contact=Contact(vitals, metrics, silence_seconds=10.0, clock=clock), metrics=metrics,
-            serves=lambda: (model, {}), lease_seconds=10.0, clock=clock,
+            serves=lambda _: (model, {}), lease_seconds=10.0, clock=clock,
         )  # fmt: skip
 
     return keeper

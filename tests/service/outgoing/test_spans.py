@@ -181,7 +181,7 @@ def test_a_collector_that_cannot_be_reached_costs_no_request(
 def test_a_worker_without_the_packages_says_which_extra_it_needs(queue: Queue, monkeypatch):
     monkeypatch.setitem(sys.modules, "service.outgoing.spans", None)
     with pytest.raises(ConfigurationError, match="extra `otel`"):
-        parts._traces(queue.settings(traces="otlp"))
+        parts._traces(queue.settings(traces="otlp"), ())
 
 
 @pytest.fixture

@@ -195,7 +195,7 @@ class Hang:
 #: What each thread hangs in: which object of the worker, and which of its methods.
 CALLS = {
     "main": (lambda worker: worker, "_open"),
-    "intake-0": (lambda worker: worker._parts.reading_brokers[0], "peek"),
+    "intake-0": (lambda worker: worker._parts.places[0].reading, "peek"),
     "publisher": (lambda worker: worker._parts.brokers[0], "commit"),
     "heartbeat": (lambda worker: worker._parts.brokers[0], "heartbeat"),
     "keeper": (lambda worker: worker._parts.brokers[0], "beat_worker"),
