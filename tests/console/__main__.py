@@ -35,8 +35,8 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 INSTALL_SECONDS, BROWSE_SECONDS = 300, 400
 NUM_WAITING, NUM_RUNNING, NUM_ENDED = 10_000, 500, 300
 
-#: The most milliseconds of the server for a page, how often each is asked for, the most bytes that
-#: it reads of Redis, and after how long a page is not shared any more.
+#: The most milliseconds of the server for a page (the median), how often each is asked for, the
+#: most bytes that it reads of Redis, and after how long a page is not shared any more.
 MOST_MS, NUM_ROUNDS, MOST_BYTES, FRESH_SECONDS = 200.0, 15, 1 << 20, 0.6
 
 #: The token by which a page that follows a request is known to have grown.
@@ -115,8 +115,9 @@ def costs(connection: Any, url: str) -> Iterator[str]:
         print(
             f"{path[:46]:46} {median:9.1f} {worst:9.1f} {num_bytes / 1024:13.1f} {sent / 1024:9.1f}"
         )
-        if worst >= MOST_MS or num_bytes >= MOST_BYTES:
-            yield f"{path} takes {worst:.0f} ms and {num_bytes:,.0f} bytes of Redis"
+        # Not the worst: on a busy machine it is the time that a process waits for a core.
+        if median >= MOST_MS or num_bytes >= MOST_BYTES:
+            yield f"{path} takes {median:.0f} ms and {num_bytes:,.0f} bytes of Redis"
 
 
 @contextmanager

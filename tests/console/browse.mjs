@@ -134,8 +134,9 @@ await attempt("shortcuts lead to pages, to the search and to their list", async 
   const found = await violations(page);
   expect(found.length === 0, found.join("; "));
   await page.keyboard.press("Escape");
+  await page.waitForFunction(() => !document.querySelector("dialog").open, { timeout: PATIENCE });
   await page.keyboard.press("/");
-  expect(await page.evaluate(() => document.activeElement.name === "id"), "no search");
+  await page.waitForFunction(() => document.activeElement.name === "id", { timeout: PATIENCE });
   await page.keyboard.press("2");
   expect(page.url().endsWith("/queues/default"), "a key in a field is no shortcut");
   await page.evaluate(() => document.activeElement.blur());
