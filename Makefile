@@ -48,7 +48,7 @@ INSTALL := $(BIN)/python -m pip install --quiet
 VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-vllm demo test test-vllm check release-check sbom docs pre-commit lint types imports format requests bench bench-peers bench-http bench-neighbours profile bench-protocol bench-gateway bench-batches bench-models bench-scheduling bench-scheduler soak soak-service fetch-model golden-models modelcheck sim fuzz chaos test-clients test-console test-tools up down clean check-native test-gpu bench-gpu
+.PHONY: help env env-vllm demo test test-vllm check release-check sbom docs pre-commit lint types imports format requests bench bench-peers bench-http bench-neighbours profile bench-protocol bench-gateway bench-batches bench-models bench-scheduling bench-scheduler soak soak-service fetch-model golden-models modelcheck sim fuzz chaos chaos-cluster test-clients test-console test-tools up down clean check-native test-gpu bench-gpu
 
 help: ## print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -180,6 +180,9 @@ fuzz: $(VENV)/fuzz.installed ## feed bad bytes to everything that reads from Red
 
 chaos: $(if $(ENGINE),$(VLLM_VENV)/installed,$(VENV)/dev.installed) ## kill, freeze and cut off real processes of every kind and Redis (SCHEDULES=20, REAL=0, BATCHES=0, JOBS=4, SEED=n, ENGINE=vllm)
 	$(if $(ENGINE),$(VLLM_VENV)/bin,$(BIN))/python -m tests.chaos $(if $(ENGINE),--engine $(ENGINE)) $(if $(SEED),--seed $(SEED),--schedules $(or $(SCHEDULES),20) --real $(or $(REAL),0) --batches $(or $(BATCHES),0) --jobs $(or $(JOBS),4))
+
+chaos-cluster: $(VENV)/dev.installed ## kill masters and workers and move slots of a real Redis Cluster under load (SCHEDULES=10, JOBS=3, SEED=n)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.cluster $(if $(SEED),--seed $(SEED),--schedules $(or $(SCHEDULES),10) --jobs $(or $(JOBS),3))
 
 requests: $(VENV)/demo.installed ## write examples/requests.jsonl anew
 	$(BIN)/python -m examples.make_requests

@@ -5,11 +5,13 @@ clear message, instead of running without ever ending a request.
 """
 
 import threading
+from collections.abc import Sequence
 
 import redis
 
 from quire.errors import BrokerUnavailable
 from quire.keys import Keys
+from quire.transport.cluster.connection import by_node
 from quire.transport.connection import Retrying, longest_block_of
 from quire.transport.durability import Durability
 from service.outgoing.contact import pauses
@@ -18,19 +20,27 @@ from service.outgoing.contact import pauses
 RETRY_SECONDS = 0.5
 
 
-def require_durability(connection: redis.Redis, keys: Keys, *, ending: threading.Event) -> None:
-    """Return when the server has passed the check; retry while it is unreachable.
+def require_durability(
+    connection: redis.Redis, shards: Sequence[Keys], *, ending: threading.Event
+) -> None:
+    """Return when the server of each shard has passed the check; retry while one is unreachable.
 
     Setting `ending` ends the retries.
 
     Raises:
         DurabilityUnavailable: the server cannot be durable; the message says why.
     """
-    durability = Durability(connection, keys, longest_seconds=longest_block_of(connection))
     for pause in pauses():
         try:
-            Retrying(RETRY_SECONDS, connection)(durability.require)
+            Retrying(RETRY_SECONDS, connection)(lambda: _require(connection, shards))
         except BrokerUnavailable:
             if not ending.wait(pause):
                 continue
         return
+
+
+def _require(connection: redis.Redis, shards: Sequence[Keys]) -> None:
+    """One check for each server: those of a cluster may have different settings."""
+    for server, part in by_node(connection, shards, [keys.prefix for keys in shards]):
+        _, keys = part[0]
+        Durability(server, keys, longest_seconds=longest_block_of(connection)).require()

@@ -138,8 +138,8 @@ class Worker:
         parts = self._parts
         parts.health.start()
         if self._settings.durable:
-            keys = next(iter(parts.brokers.values())).keys
-            check = partial(require_durability, parts.connection, keys, ending=self._ending)
+            shards = [broker.keys for broker in parts.brokers.values()]
+            check = partial(require_durability, parts.connection, shards, ending=self._ending)
             self._launch("durability", check)
         self._launch("engine", parts.loop.run)
         self._launch("publisher", parts.publisher.run)
