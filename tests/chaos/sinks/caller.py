@@ -17,8 +17,9 @@ from tests.chaos.sinks.laws import Result
 
 ENDPOINT = "/v1/completions"
 ENDED = ("completed", "failed", "expired", "cancelled")
-#: A gateway that stands still does not answer.
-CALL_SECONDS = 1.5
+#: A gateway that stands still does not answer. After a call in vain the next one gets longer: on a
+#: busy machine one that lives may take so long, too.
+CALL_SECONDS, GROWTH, LONGEST_CALL_SECONDS = 1.5, 1.5, 20.0
 #: Between two looks at the batch.
 LOOK_SECONDS = 0.05
 
@@ -128,6 +129,7 @@ class BatchCaller:
 
     def _call(self, ask: Callable[..., _Answer]) -> _Answer:
         """What a gateway answers, the first that does."""
+        seconds = CALL_SECONDS
         while not self._is_closed.is_set():
             urls = self._gateways()
             if not urls:
@@ -137,11 +139,12 @@ class BatchCaller:
             url = urls[self._turn % len(urls)]
             try:
                 with OpenAI(
-                    base_url=url, api_key="unused", max_retries=0, timeout=CALL_SECONDS
+                    base_url=url, api_key="unused", max_retries=0, timeout=seconds
                 ) as openai:
                     return ask(openai)
             except APIConnectionError:
                 self.num_retries += 1
+                seconds = min(LONGEST_CALL_SECONDS, GROWTH * seconds)
             except APIStatusError as error:
                 # 503 of a gateway that drains, or whose Redis does not answer.
                 if error.status_code not in (503, 504):

@@ -51,9 +51,20 @@ class Service(LoggedProcess):
         self, kind: str, flags: Sequence[str], *, name: str, log: Path, doctored: Sequence[str]
     ) -> None:
         self.kind = kind
+        #: It was told to end, or killed. A thread may look at this, and not at the process: of two
+        #: readers only one gets the exit code.
+        self.is_gone = False
         argv = [*flags, "--log-format", "json", "--http-port", "0", "--http-host", "127.0.0.1"]
         process = forking.start(_run, kind, argv, tuple(doctored), name=name, log=log)
         super().__init__(process, name=name, log=log)
+
+    def kill(self) -> None:
+        self.is_gone = True
+        super().kill()
+
+    def terminate(self) -> None:
+        self.is_gone = True
+        super().terminate()
 
     @property
     def is_ready(self) -> bool:

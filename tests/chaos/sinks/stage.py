@@ -31,7 +31,7 @@ FLAGS: Mapping[str, tuple[str, ...]] = {
         *("--max-inflight", "12", "--drain-seconds", "5"),
     ),
     "notifier": (
-        *("--allows-http", "--allowed-networks", "127.0.0.0/8", "--post-timeout-seconds", "0.5"),
+        *("--allows-http", "--allowed-networks", "127.0.0.0/8", "--post-timeout-seconds", "1.0"),
         *("--first-pause-seconds", "0.02", "--longest-pause-seconds", "0.1"),
         *("--take-over-seconds", "1.0"),
     ),
@@ -104,7 +104,7 @@ class SinkStage(Stage):
 
     def _gateways(self) -> list[str]:
         # A stopped one is among them: a caller cannot know.
-        found = [one for one in self.services if one.kind == "gateway" and one.is_alive]
+        found = [one for one in self.services if one.kind == "gateway" and not one.is_gone]
         return [f"http://127.0.0.1:{one.port}/v1" for one in found if one.is_ready]
 
     # -- watching -------------------------------------------------------------------------------
