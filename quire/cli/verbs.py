@@ -60,6 +60,7 @@ VERBS = (
     Verb("dead", "operate", "dead letters: ls, show, requeue, purge"),
     Verb("run-batch", "run_batch", "run a file of OpenAI batch requests"),
     Verb("bench", "bench", "load a queue and measure its latencies"),
+    Verb("plan", "fleet.plan", "compute how many workers and how much Redis a load needs"),
     Verb("doctor", "doctor", "check Redis, Python, torch and the model folder"),
     Verb("schema", "local", "print the JSON schema of a request"),
     Verb("config", "local", "show a worker's settings (needs the checkout)", passes_on=True),

@@ -1,0 +1,152 @@
+"""The verb `plan`: how many workers and how much Redis a load needs, from measured numbers.
+
+docs/how-to/capacity.md has the numbers of Redis. Those of a worker depend on model and device:
+`quire bench` measures them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass
+
+from quire.cli.console import Console, add_json, not_negative, positive
+from quire.cli.exit_codes import EXIT_OK
+
+#: Redis' memory for an ended request: a base, and the output. From 5.0 kB with 64 tokens and 9.5 kB
+#: with 400.
+ENDED_BYTES = 4_140.0
+OUTPUT_TOKEN_BYTES = 13.4
+#: For a waiting request: a base, and the prompt as text. From 1.4 kB with 10 words and 4.1 kB with
+#: 500. A word is 1.3 tokens.
+WAITING_BYTES = 1_345.0
+PROMPT_TOKEN_BYTES = 4.2
+#: Redis' processor time of a whole request, from its submit to its end.
+REDIS_SECONDS = 350e-6
+
+#: Which share of a worker, and of a core of Redis, a plan uses. Requests arrive in bursts, and
+#: above this share waiting times grow faster than the load.
+WORKER_SHARE = 0.7
+REDIS_SHARE = 0.5
+#: Redis' memory beside its data: fragmentation, buffers, and pages that change during a save.
+MEMORY_FACTOR = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What comes: requests per second, tokens of each, and how long things stay in Redis.
+
+    `waiting` is the most requests that wait at once.
+    """
+
+    requests_per_second: float
+    prompt_tokens: float
+    output_tokens: float
+    kept_seconds: float
+    waiting: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What one worker does alone, in tokens per second: of outputs, and of prompts if measured."""
+
+    output_tokens: float
+    prompt_tokens: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a load needs. `redis_cores` above one core ask for shards on several servers.
+
+    `redis_bytes` is for `maxmemory`; `busy_workers` are those that compute all the time, and
+    `workers` leaves room and one to spare.
+    """
+
+    busy_workers: float
+    workers: int
+    ended_requests: int
+    ended_bytes: int
+    waiting_bytes: int
+    redis_bytes: int
+    redis_cores: float
+    redis_servers: int
+
+
+def plan_for(load: Load, speed: Speed) -> Plan:
+    """The plan for a load."""
+    seconds = load.output_tokens / speed.output_tokens
+    if speed.prompt_tokens is not None:
+        seconds += load.prompt_tokens / speed.prompt_tokens
+    busy = load.requests_per_second * seconds
+    ended = math.ceil(load.requests_per_second * load.kept_seconds)
+    prompt_bytes = PROMPT_TOKEN_BYTES * load.prompt_tokens
+    # The prompt is deleted when its request ends.
+    ended_bytes = math.ceil(ended * (ENDED_BYTES + OUTPUT_TOKEN_BYTES * load.output_tokens))
+    waiting_bytes = math.ceil(load.waiting * (WAITING_BYTES + prompt_bytes))
+    cores = load.requests_per_second * REDIS_SECONDS
+    return Plan(
+        busy_workers=busy,
+        workers=math.ceil(busy / WORKER_SHARE) + 1,
+        ended_requests=ended,
+        ended_bytes=ended_bytes,
+        waiting_bytes=waiting_bytes,
+        redis_bytes=math.ceil(MEMORY_FACTOR * (ended_bytes + waiting_bytes)),
+        redis_cores=cores,
+        redis_servers=max(1, math.ceil(cores / REDIS_SHARE)),
+    )
+
+
+def add_plan(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `quire plan`."""
+    numbers = (
+        ("--rate", "requests per second, over the busiest hour", None),
+        ("--prompt-tokens", "tokens of a prompt", None),
+        ("--output-tokens", "tokens of an output", None),
+        ("--worker-speed", "output tokens per second of one worker; measure it: quire bench", None),
+        ("--prompt-speed", "prompt tokens per second of one worker; unset: prompts are free", 0.0),
+        ("--kept", "seconds for which results stay: retention_seconds [3600]", 3600.0),
+    )
+    for flag, help_, default in numbers:
+        parser.add_argument(
+            flag, type=not_negative, required=default is None, default=default, metavar="N",
+            help=help_,
+        )  # fmt: skip
+    parser.add_argument(
+        "--waiting", type=positive, default=1000, metavar="N", help="most that wait at once [1000]"
+    )
+    add_json(parser)
+
+
+def run_plan(arguments: argparse.Namespace, console: Console) -> int:
+    """Prints what the load needs. Reads nothing and asks no server."""
+    load = Load(
+        arguments.rate,
+        arguments.prompt_tokens,
+        arguments.output_tokens,
+        arguments.kept,
+        arguments.waiting,
+    )
+    plan = plan_for(load, Speed(max(arguments.worker_speed, 1e-9), arguments.prompt_speed or None))
+    if console.is_json:
+        console.data(plan)
+        return EXIT_OK
+    rows = [
+        ("workers", plan.workers, f"{plan.busy_workers:.1f} busy, {WORKER_SHARE:.0%} used, 1 more"),
+        ("Redis memory", size(plan.redis_bytes), f"maxmemory; {MEMORY_FACTOR:g} times its data"),
+        ("- ended requests", size(plan.ended_bytes), f"{plan.ended_requests} are kept"),
+        ("- waiting requests", size(plan.waiting_bytes), f"{load.waiting} at once"),
+        ("Redis cores", f"{plan.redis_cores:.2f}", f"{REDIS_SECONDS * 1e6:.0f} us per request"),
+        ("Redis servers", plan.redis_servers, f"{REDIS_SHARE:.0%} of a core each; one per shard"),
+    ]
+    console.table(("what", "needed", "because"), rows)
+    return EXIT_OK
+
+
+def size(num_bytes: int) -> str:
+    """The bytes in decimal units: `1.5 GB`."""
+    value, unit = float(num_bytes), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 1000 or unit == "TB":
+            break
+        value /= 1000
+    return f"{value:.3g} {unit}"

@@ -1,0 +1,54 @@
+"""`quire plan`: the numbers that it gives back are those that were measured."""
+
+import json
+
+import pytest
+
+from quire.cli.exit_codes import EXIT_OK, EXIT_USAGE
+from quire.cli.fleet.plan import Load, Speed, plan_for, size
+
+#: Ten words.
+FEW = 13
+SPEED = Speed(output_tokens=1000.0)
+
+
+@pytest.mark.parametrize(("output_tokens", "measured"), [(64, 5_000), (400, 9_500)])
+def test_an_ended_request_takes_what_was_measured(output_tokens, measured):
+    load = Load(1.0, 0, output_tokens, kept_seconds=1000.0)
+    assert plan_for(load, SPEED).ended_bytes / 1000 == pytest.approx(measured, rel=0.01)
+
+
+@pytest.mark.parametrize(("words", "measured"), [(10, 1_400), (500, 4_100)])
+def test_a_waiting_request_takes_what_was_measured(words, measured):
+    load = Load(0.0, 1.3 * words, 1, kept_seconds=0.0, waiting=1000)
+    assert plan_for(load, SPEED).waiting_bytes / 1000 == pytest.approx(measured, rel=0.01)
+
+
+def test_workers_have_room_and_one_to_spare():
+    # 10 requests of 700 tokens need 7 workers of 1,000 tokens per second, used to 70 %.
+    assert plan_for(Load(10.0, FEW, 700, 0.0), SPEED).workers == 11
+    # A prompt takes as long as the output.
+    both = Speed(output_tokens=1000.0, prompt_tokens=10_000.0)
+    assert plan_for(Load(10.0, 7_000, 700, 0.0), both).busy_workers == pytest.approx(14.0)
+
+
+def test_one_server_of_redis_has_a_limit():
+    few, many = (plan_for(Load(rate, FEW, 1, 0.0), SPEED) for rate in (1_000.0, 5_000.0))
+    assert (few.redis_servers, many.redis_servers) == (1, 4)
+    assert few.redis_cores == pytest.approx(0.35)
+
+
+def test_the_command_prints_a_table_or_json(quire):
+    flags = ("--rate", "10", "--prompt-tokens", "500", "--output-tokens", "200")
+    code, out, _ = quire("plan", *flags, "--worker-speed", "2000", "--json")
+    assert (code, json.loads(out)["workers"]) == (EXIT_OK, 3)
+    code, out, _ = quire("plan", *flags, "--worker-speed", "2000")
+    assert code == EXIT_OK and "36000 are kept" in out
+    assert quire("plan", *flags)[0] == EXIT_USAGE
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"), [(999, "999 B"), (1_500_000_000, "1.5 GB"), (2 * 10**15, "2e+03 TB")]
+)
+def test_sizes_have_units(num_bytes, text):
+    assert size(num_bytes) == text
