@@ -23,7 +23,9 @@ from service.model.served import ServedModel, load_model
 from service.settings.config import Settings
 from tests.service.vllm.builders import BLOCK_SIZE, generate, requests, text_of
 
-pytest.importorskip("vllm", reason="vLLM is not installed here; `make test-vllm` has it")
+envs = pytest.importorskip(
+    "vllm.envs", reason="vLLM is not installed here; `make test-vllm` has it"
+)
 
 #: Loading takes longer than most tests.
 pytestmark = [
@@ -43,6 +45,8 @@ def loaded(sizes: dict[str, Any]) -> Iterator[ServedModel]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_CPU_OMP_THREADS_BIND", f"{one}|{other}")
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+        # vLLM remembers its variables once an engine has started in this process.
+        envs.disable_envs_cache()
         model = load_model(
             Settings(
                 engine="vllm",
