@@ -4,7 +4,8 @@ Installs the libraries into build/clients, never into the environment of the pro
 installed is skipped, with the reason. Exits with 1 if an example fails.
 
 The model is the embedded one with a chat template that knows functions. It has not learned to call
-any: the calls are enforced.
+any: the calls are enforced. What needs no functions also runs with SmolLM2, if it can be fetched.
+An EventSource in Chromium follows an answer of each model, over cut connections (browser.mjs).
 """
 
 import json
@@ -12,23 +13,28 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from models.fetch import MODELS, fetch
 from quire import LocalRedis
 from tests.clients.page import PAGE, Example, examples
-from tests.service.builders import CHECKOUT, LoggedProcess
+from tests.service.builders import CHECKOUT, LoggedProcess, eventually
 
 FOLDER = CHECKOUT / "build" / "clients"
 MODEL = "abacus-with-tools"
 #: What npm and pip install.
-NODE = ("openai", "ai", "@ai-sdk/openai-compatible", "zod")
+NODE = ("openai", "ai", "@ai-sdk/openai-compatible", "zod", "puppeteer-core@24.43.1")
+#: What the examples do that need no functions: those of the real model.
+WITHOUT_FUNCTIONS = ("a stream goes on after an event", "text, streamed")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 PYTHON = ("openai", "langchain-openai", "instructor", "litellm")
 INSTALL_SECONDS = 600
 EXAMPLE_SECONDS = 120
+START_SECONDS = 300
 #: The last characters of a reason that are printed.
 REASON_LENGTH = 300
 
@@ -56,8 +62,9 @@ class Outcome:
 def main() -> int:
     """The command; returns its exit code."""
     found = examples(PAGE.read_text())
-    with gateway() as url:
-        outcomes = [outcome_of(one, url) for one in found]
+    with gateway(model_folder()) as url:
+        outcomes = [outcome_of(one, url) for one in (*found, in_browser(MODEL))]
+    outcomes += outcomes_of_real_model([one for one in found if one.what in WITHOUT_FUNCTIONS])
     widths = [max(len(one.example.client) for one in outcomes)]
     widths.append(max(len(one.example.what) for one in outcomes))
     for one in outcomes:
@@ -69,7 +76,7 @@ def main() -> int:
 def outcome_of(example: Example, url: str) -> Outcome:
     """Run one example."""
     try:
-        command = {"js": in_node, "python": in_python}[example.language]()
+        command = {"js": in_node, "browser": in_chromium, "python": in_python}[example.language]()
     except NotInstalled as error:
         return Outcome(example, "skipped", str(error))
     program = example.program(url, MODEL)
@@ -87,6 +94,37 @@ def outcome_of(example: Example, url: str) -> Outcome:
         return Outcome(example, "ok", " ".join(done.stdout.split())[:60])
     told = " ".join((done.stderr or done.stdout).split())
     return Outcome(example, "failed", told[-REASON_LENGTH:])
+
+
+def in_browser(model: str) -> Example:
+    """The example of the browser, with a model of this name."""
+    code = Path(__file__).with_name("browser.mjs").read_text()
+    code = code.replace("the-browser", browser_path() or "the-browser")
+    return Example("Chromium", f"EventSource, {model}", "the same text", "browser", code)
+
+
+def outcomes_of_real_model(chosen: Sequence[Example]) -> list[Outcome]:
+    """These examples, and that of the browser, with SmolLM2."""
+    named = [replace(one, what=f"{one.what}, SmolLM2") for one in chosen]
+    every = [*named, in_browser("SmolLM2")]
+    try:
+        file = fetch(MODELS["smollm2"])
+    except (ValueError, OSError, subprocess.CalledProcessError) as error:
+        return [Outcome(one, "skipped", str(error)[-REASON_LENGTH:]) for one in every]
+    with gateway(file) as url:
+        return [outcome_of(one, url) for one in every]
+
+
+def browser_path() -> str | None:
+    """The program of a browser; None if there is none."""
+    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
+def in_chromium() -> tuple[str, ...]:
+    """As `in_node`. NotInstalled, also without a browser."""
+    if browser_path() is None:
+        raise NotInstalled("there is no Chromium; name one in CHROMIUM")
+    return in_node()
 
 
 @cache
@@ -132,19 +170,33 @@ def _install(command: list[str]) -> None:
 
 
 @contextmanager
-def gateway() -> Iterator[str]:
-    """A server of Redis, a worker and a gateway; the address of the gateway."""
-    folder = model_folder()
+def gateway(model: Path) -> Iterator[str]:
+    """A server of Redis, a worker with this model, and a gateway; the address of the gateway."""
     with LocalRedis.start() as redis:
         where = ("--redis-url", redis.url, "--queue", "clients")
-        worker_flags = (*where, "--model", str(folder), "--served-model-name", MODEL)
+        worker_flags = (
+            *where,
+            "--model",
+            str(model),
+            "--served-model-name",
+            MODEL,
+            "--publish-share",
+            "1",
+        )
         with (
             LoggedProcess("service", *worker_flags) as worker,
             LoggedProcess("service.gateway", *where) as front,
         ):
             port = front.wait_for_event("gateway ready")["http_port"]
-            worker.wait_for_event("worker ready")
+            # A real model is converted and rehearsed first.
+            eventually(lambda: is_ready(worker), "worker ready", seconds=START_SECONDS)
             yield f"http://127.0.0.1:{port}"
+
+
+def is_ready(worker: LoggedProcess) -> bool:
+    """Whether the worker serves; fails if it has ended."""
+    assert worker.process.poll() is None, "".join(worker.raw_log)
+    return any(line["event"] == "worker ready" for line in worker.log)
 
 
 def model_folder() -> Path:
