@@ -10,6 +10,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 from openai import OpenAI
 
+from service.batcher.destinations import Destinations
 from service.batcher.job import Draining, Job
 from service.batches import ledger
 from service.batches.ledger import Ledger
@@ -85,13 +86,14 @@ def test_a_batch_goes_on_at_another_machine(stored, worker, url, tmp_path):
     records = Ledger(stored.queue.connection, stored.queue.name)
     storage = ObjectStorage(tmp_path / "first", url)
     hold = records.run(ledger.claim_batch(records.keys, made.id, lease_ms=60_000))
+    settings = settings_of(stored.queue, tmp_path / "first", max_inflight=4, save_seconds=0.01)
     job = Job(
         hold,
         records.run(ledger.read_batch(records.keys, made.id)),
         records=records,
         storage=storage,
-        brokers=[stored.queue.broker],
-        settings=settings_of(stored.queue, tmp_path / "first", max_inflight=4, save_seconds=0.01),
+        destinations=Destinations(stored.queue.connection, settings),
+        settings=settings,
     )
     save = job._save_progress
 

@@ -10,6 +10,7 @@ import pytest
 
 from quire.batch import files as batch_files
 from quire.transport.script_runner import load_source
+from service.batcher.destinations import Destinations
 from service.batcher.job import ClaimLost, Draining, Job
 from service.batches import ledger
 from service.batches.ledger import Ledger
@@ -118,13 +119,14 @@ class Claims:
         hold = run(ledger.claim_batch(keys, batch_id, lease_ms=60_000))
         record = run(ledger.read_batch(keys, batch_id))
         assert hold is not None and record is not None
+        own = settings_of(self.front.queue, self.front.folder, **settings)
         return Job(
             hold,
             record,
             records=self.records,
             storage=self.storage,
-            brokers=[self.front.queue.broker],
-            settings=settings_of(self.front.queue, self.front.folder, **settings),
+            destinations=Destinations(self.front.queue.connection, own),
+            settings=own,
         )
 
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from service.batcher.destinations import Destinations
 from service.batcher.job import Job
 from service.batcher.settings import BatcherSettings
 from service.batches import ledger
@@ -70,7 +71,10 @@ def test_a_gateway_makes_a_batch_and_a_batcher_runs_it(as_role, tmp_path, real_b
     hold = held.run(ledger.claim_batch(keys, "batch_1", lease_ms=10_000))
     record = held.run(ledger.read_batch(keys, "batch_1"))
     settings = BatcherSettings(queue=gateway.keys.queue, files_folder=tmp_path / "files")
-    job = Job(hold, record, records=held, storage=storage, brokers=[batcher], settings=settings)
+    destinations = Destinations(batcher._connection, settings)
+    job = Job(
+        hold, record, records=held, storage=storage, destinations=destinations, settings=settings
+    )
     # There is no worker: the gateway's caller cancels it.
     assert records.run(ledger.cancel_batch(keys, "batch_1")) == "cancelling"
     assert job.run() == "cancelled"
