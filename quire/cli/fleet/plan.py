@@ -100,7 +100,7 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire plan`."""
     numbers = (
         ("--rate", "requests per second, over the busiest hour", None),
-        ("--prompt-tokens", "tokens of a prompt", None),
+        ("--prompt-tokens", "tokens of a prompt [500]", 500.0),
         ("--output-tokens", "tokens of an output", None),
         ("--worker-speed", "output tokens per second of one worker; measure it: quire bench", None),
         ("--prompt-speed", "prompt tokens per second of one worker; unset: prompts are free", 0.0),
