@@ -48,7 +48,7 @@ INSTALL := $(BIN)/python -m pip install --quiet
 VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-vllm demo test test-vllm check release-check sbom docs pre-commit lint types imports format requests bench bench-peers bench-http bench-neighbours profile bench-protocol bench-gateway bench-batches bench-models bench-scheduling bench-scheduler soak soak-service fetch-model golden-models modelcheck sim fuzz chaos chaos-cluster test-clients test-console test-tools up down clean check-native test-gpu bench-gpu
+.PHONY: help env env-vllm demo test test-vllm check release-check sbom docs pre-commit lint types imports format requests bench bench-peers bench-http bench-neighbours profile bench-protocol bench-gateway bench-embeddings bench-batches bench-models bench-scheduling bench-scheduler soak soak-service fetch-model golden-models modelcheck sim fuzz chaos chaos-cluster test-clients test-console test-tools up down clean check-native test-gpu bench-gpu
 
 help: ## print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -213,6 +213,9 @@ bench-protocol: $(VENV)/demo.installed ## commits, claims, memory and streams on
 
 bench-gateway: $(VENV)/dev.installed ## a thousand streams through one gateway, against reading them from Redis
 	$(BIN)/python -m benchmarks.bench_gateway $(ARGS)
+
+bench-embeddings: $(VENV)/dev.installed ## embeddings of texts of mixed lengths, beside sentence-transformers (MODELS= ROUNDS= ARGS= BENCH_JSON=file)
+	$(BIN)/python -m benchmarks.bench_embeddings $(if $(MODELS),--models $(MODELS)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(BENCH_JSON),--json $(BENCH_JSON)) $(ARGS)
 
 bench-batches: $(VENV)/dev.installed ## a batch through HTTP against `quire run-batch`: lines per second, memory (LINES=50000)
 	$(BIN)/python -m benchmarks.bench_batches $(if $(LINES),--lines $(LINES)) $(ARGS)
