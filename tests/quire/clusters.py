@@ -189,7 +189,8 @@ class Cluster:
         masters = self.nodes[: self._num_masters]
         for number, node in enumerate(masters):
             begin, end = (NUM_SLOTS * edge // len(masters) for edge in (number, number + 1))
-            node.call("CLUSTER", "ADDSLOTSRANGE", begin, end - 1)
+            # ADDSLOTSRANGE came with Redis 7.0.
+            node.call("CLUSTER", "ADDSLOTS", *range(begin, end))
         for number, node in enumerate(self.nodes[self._num_masters :]):
             master = masters[number % len(masters)]
             name = master.id
