@@ -6,6 +6,8 @@ Needs vLLM, which has an environment of its own: `make test-vllm`.
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +23,7 @@ from engine.sampling_params import SamplingParams
 from quire.wire.constraints import Constraint
 from service.model.served import ServedModel, load_model
 from service.settings.config import Settings
+from tests.service.builders import CHECKOUT
 from tests.service.vllm.builders import BLOCK_SIZE, generate, requests, text_of
 
 envs = pytest.importorskip(
@@ -147,3 +150,24 @@ def test_a_killed_rank_is_a_failed_device():
         victim.send_signal(signal.SIGKILL)
         with pytest.raises(DeviceFailed):
             generate(model.engine, [])
+
+
+def test_the_ranks_of_a_killed_worker_end():
+    program = (
+        "import time, tests.service.vllm.test_ranks as ranks\n"
+        "if __name__ == '__main__':\n"
+        "    with ranks.loaded(ranks.TENSOR_PARALLEL): print('loaded', flush=True); time.sleep(600)"
+    )
+    worker = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=CHECKOUT, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert worker.stdout is not None
+        assert any(line == "loaded\n" for line in worker.stdout)
+        ranks = psutil.Process(worker.pid).children(recursive=True)
+        assert sum("Worker_TP" in " ".join(one.cmdline()) for one in ranks) == 2
+    finally:
+        worker.kill()
+        worker.wait()
+    _, alive = psutil.wait_procs(ranks, timeout=60)
+    assert alive == []
