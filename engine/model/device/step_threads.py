@@ -19,7 +19,9 @@ WINDOW = 100_000_000
 TRIAL_WINDOW = 20_000_000
 #: Nanoseconds of computing between two readings of the delays.
 READ_EVERY = 4_000_000
-#: Least and most nanoseconds of computing before one more thread is tried.
+#: Nanoseconds of computing before one more thread is tried. The first pause is short, because often
+#: it is a burst of work that takes a core. The others are the least and most after a failed trial.
+FIRST_PAUSE = 100_000_000
 SHORTEST_PAUSE = 1_000_000_000
 LONGEST_PAUSE = 30_000_000_000
 #: After a failed trial, the pause is this many times the length of the trial: so trials cost a few
@@ -56,7 +58,7 @@ class StepThreads:
         self._most = most
         self._delays = delays
         self._is_trial = False
-        self._begun = self._last_read = self._next_trial = 0
+        self._begun = self._last_read = self._next_trial = self._last_trial = 0
 
     def adjust(self) -> None:
         """Choose the number of threads of the next step. Call it after each step."""
@@ -88,8 +90,7 @@ class StepThreads:
         # of count * (elapsed - delayed). One thread fewer, without delays, does (count - 1) *
         # elapsed.
         if self.count > 1 and self.count * delayed > max(elapsed, window):
-            pause = min(PAUSE_PER_TRIAL * elapsed, LONGEST_PAUSE) if self._is_trial else 0
-            self._next_trial = now + max(pause, SHORTEST_PAUSE)
+            self._next_trial = now + self._pause(now, elapsed)
             given_cores = self.count - -(-delayed // elapsed)
             self._use(max(1, min(given_cores, self.count - 1)))
             if not self._is_trial:
@@ -102,6 +103,15 @@ class StepThreads:
             if self.count < self._most and now >= self._next_trial:
                 self._use(self.count + 1)
                 self._is_trial = True
+                self._last_trial = now
+
+    def _pause(self, now: int, elapsed: int) -> int:
+        """Nanoseconds until the next trial, when there are too many threads since `elapsed`."""
+        if self._is_trial:
+            return max(SHORTEST_PAUSE, min(PAUSE_PER_TRIAL * elapsed, LONGEST_PAUSE))
+        # A thread that was added a moment ago was added in error: its trial saw too little.
+        added_lately = self._last_trial and now - self._last_trial < SHORTEST_PAUSE
+        return SHORTEST_PAUSE if added_lately else FIRST_PAUSE
 
     def _use(self, count: int) -> None:
         self.count = count

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from engine.model.device.step_threads import (
+    FIRST_PAUSE,
     LONGEST_PAUSE,
     PAUSE_PER_TRIAL,
     SHORTEST_PAUSE,
@@ -98,6 +99,7 @@ def test_a_core_that_comes_back_is_used_after_the_pause():
     machine = Machine(free=1)
     threads = begin(machine, 2)
     compute(threads, machine, WINDOW)
+    compute(threads, machine, FIRST_PAUSE + TRIAL_WINDOW)
     assert threads.count == 1
     machine.free = 2
     compute(threads, machine, SHORTEST_PAUSE - WINDOW)
@@ -105,6 +107,32 @@ def test_a_core_that_comes_back_is_used_after_the_pause():
     compute(threads, machine, 2 * WINDOW)
     assert threads.count == 2
     compute(threads, machine, 50 * WINDOW)
+    assert threads.count == 2
+
+
+def test_after_a_burst_of_work_of_others_the_core_is_used_again_soon():
+    machine = Machine(free=2)
+    threads = begin(machine, 2)
+    compute(threads, machine, 10 * WINDOW)
+    machine.free = 1
+    compute(threads, machine, WINDOW)
+    assert threads.count == 1
+    machine.free = 2
+    compute(threads, machine, FIRST_PAUSE + 2 * TRIAL_WINDOW)
+    assert threads.count == 2
+
+
+def test_a_core_that_is_taken_away_soon_after_its_trial_is_left_alone_for_the_long_pause():
+    machine = Machine(free=2)
+    threads = begin(machine, 2)
+    for free in (1, 2, 1):
+        machine.free = free
+        compute(threads, machine, FIRST_PAUSE + 2 * TRIAL_WINDOW)
+    assert threads.count == 1
+    machine.free = 2
+    compute(threads, machine, SHORTEST_PAUSE // 2)
+    assert threads.count == 1
+    compute(threads, machine, SHORTEST_PAUSE)
     assert threads.count == 2
 
 
