@@ -1,26 +1,20 @@
 """Who may use the console: the file of users, and the names under which browsers reach it.
 
-A line of the file is `name password [operator]`. Blank lines and lines that begin with # are
-ignored. Passwords are stored and looked up as a keyed hash whose secret is made by this process, as
-in `service.gateway.callers`.
+A line of the file is `name password [operator]`. How it is read and kept:
+`service.settings.credentials`.
 """
 
 import base64
 import binascii
-import hashlib
 import ipaddress
 import re
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.exceptions import HTTPException
 
-from service.settings.sources import ConfigurationError
-
-#: Shorter passwords can be guessed.
-MIN_PASSWORD_LENGTH = 16
+from service.settings.credentials import Credentials
 
 #: The word that lets a user of the file change queues.
 OPERATOR = "operator"
@@ -49,40 +43,19 @@ class Users:
     """
 
     def __init__(self, path: Path | None, *, may_write: bool) -> None:
-        self._path = path
         self._may_write = may_write
-        self._secret = secrets.token_bytes(32)
-        self._users: dict[bytes, User] = {}
-        self.reload()
+        self._credentials = Credentials(path, self._parse, setting="users_file", kind="password")
 
     def __len__(self) -> int:
-        return len(self._users)
+        return len(self._credentials)
 
     @property
     def are_required(self) -> bool:
-        return self._path is not None
+        return self._credentials.are_required
 
     def reload(self) -> None:
         """Read the file again; if that fails, the earlier users stay. ConfigurationError."""
-        if self._path is None:
-            return
-        try:
-            lines = self._path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError(f"users_file: cannot read {self._path}: {error}") from error
-        users: dict[bytes, User] = {}
-        for number, line in enumerate(lines, start=1):
-            if not line.strip() or line.lstrip().startswith("#"):
-                continue
-            location = f"users_file: {self._path}, line {number}"
-            try:
-                password, user = self._parsed(line.split())
-            except ValueError as error:
-                raise ConfigurationError(f"{location}: {error}") from None
-            if self._hash(password) in users:
-                raise ConfigurationError(f"{location}: an earlier line has the same password")
-            users[self._hash(password)] = user
-        self._users = users
+        self._credentials.reload()
 
     def user(self, headers: Mapping[str, str]) -> User:
         """The user that sends these headers. HTTPException 401 without a valid password."""
@@ -95,24 +68,19 @@ class Users:
             name, password = _basic(value.strip())
         else:
             name, password = None, ""
-        found = self._users.get(self._hash(password))
+        found = self._credentials.holder(password)
         if found is None or (name is not None and name != found.name):
             raise HTTPException(401, "Log in to use this console.", {"WWW-Authenticate": CHALLENGE})
         return found
 
-    def _parsed(self, words: list[str]) -> tuple[str, User]:
+    def _parse(self, words: Sequence[str]) -> tuple[str, User]:
         """One line of the file. ValueError, whose text contains no part of the password."""
-        if not 2 <= len(words) <= 3 or words[2:] not in ([], [OPERATOR]):
+        if not 2 <= len(words) <= 3 or any(word != OPERATOR for word in words[2:]):
             raise ValueError(f"must be `name password [{OPERATOR}]`")
         name, password, *role = words
         if not _NAME.fullmatch(name):
             raise ValueError(f"the name must match {_NAME.pattern}")
-        if not password.isascii() or len(password) < MIN_PASSWORD_LENGTH:
-            raise ValueError(f"a password must have {MIN_PASSWORD_LENGTH} ASCII characters or more")
         return password, User(name, is_operator=bool(role) and self._may_write)
-
-    def _hash(self, password: str) -> bytes:
-        return hashlib.blake2b(password.encode(errors="replace"), key=self._secret).digest()
 
 
 def check_host(host: str, allowed: Sequence[str]) -> None:

@@ -1,13 +1,10 @@
 """Identifies callers: the file of API keys, with the tenant and the highest priority of each key.
 
-A line of the file is `key tenant [priority]`. Blank lines and lines that begin with # are ignored.
-Keys are stored and looked up as a keyed hash whose secret is made by this process. So neither the
-strings of a memory dump nor the time of a lookup tells anything about a key. Keys are never logged.
+A line of the file is `key tenant [priority]`. How it is read and kept:
+`service.settings.credentials`.
 """
 
-import hashlib
 import ipaddress
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +13,7 @@ from urllib.parse import urlsplit
 from quire.wire.protocol import TENANT_PATTERN, Priority, is_tenant_name
 from service.gateway.http.cors import is_allowed
 from service.gateway.refusals import Refusal, Refused
-from service.settings.sources import ConfigurationError
-
-#: Shorter keys can be guessed.
-MIN_KEY_LENGTH = 16
+from service.settings.credentials import Credentials
 
 #: The priority of a request without `X-Quire-Priority`, and of a key whose line names none.
 DEFAULT_PRIORITY = Priority.NORMAL
@@ -56,40 +50,19 @@ class ApiKeys:
     """
 
     def __init__(self, path: Path | None, *, allowed_origins: Sequence[str] = ()) -> None:
-        self._path = path
+        self._credentials = Credentials(path, _parse, setting="keys_file", kind="key")
         self._allowed_origins = allowed_origins
-        self._secret = secrets.token_bytes(32)
-        self._callers: dict[bytes, Caller] = {}
-        self.reload()
 
     def __len__(self) -> int:
-        return len(self._callers)
+        return len(self._credentials)
 
     @property
     def are_required(self) -> bool:
-        return self._path is not None
+        return self._credentials.are_required
 
     def reload(self) -> None:
         """Read the file again; if that fails, the earlier keys stay valid. ConfigurationError."""
-        if self._path is None:
-            return
-        try:
-            lines = self._path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError(f"keys_file: cannot read {self._path}: {error}") from error
-        callers: dict[bytes, Caller] = {}
-        for number, line in enumerate(lines, start=1):
-            if not line.strip() or line.lstrip().startswith("#"):
-                continue
-            location = f"keys_file: {self._path}, line {number}"
-            try:
-                key, caller = _parse(line.split())
-            except ValueError as error:
-                raise ConfigurationError(f"{location}: {error}") from None
-            if self._hash(key) in callers:
-                raise ConfigurationError(f"{location}: an earlier line has the same key")
-            callers[self._hash(key)] = caller
-        self._callers = callers
+        self._credentials.reload()
 
     def caller(self, headers: Mapping[str, str]) -> Caller:
         """The caller that sends these headers. Refused without a valid key, or for its origin."""
@@ -99,15 +72,12 @@ class ApiKeys:
             return Caller()
         authorization = headers.get("Authorization", "")
         scheme, _, key = authorization.strip().partition(" ")
-        found = self._callers.get(self._hash(key.strip())) if scheme.lower() == "bearer" else None
+        found = self._credentials.holder(key.strip()) if scheme.lower() == "bearer" else None
         if found is None:
             message = "give a key of this gateway: `Authorization: Bearer <key>`"
             headers = {"WWW-Authenticate": "Bearer"}
             raise Refused(Refusal(401, "invalid_api_key", message, headers=headers))
         return found
-
-    def _hash(self, key: str) -> bytes:
-        return hashlib.blake2b(key.encode(errors="replace"), key=self._secret).digest()
 
 
 def check_origin(origin: str | None, host: str) -> None:
@@ -139,15 +109,11 @@ def _name_in(url: str) -> str:
         return ""
 
 
-def _parse(words: list[str]) -> tuple[str, Caller]:
+def _parse(words: Sequence[str]) -> tuple[str, Caller]:
     """One line of the file. ValueError, whose text contains no part of the key."""
     if not 2 <= len(words) <= 3:
         raise ValueError("must be `key tenant [priority]`")
     key, tenant, *priority = words
-    if not key.isascii():
-        raise ValueError("a key must be ASCII, because headers carry nothing else reliably")
-    if len(key) < MIN_KEY_LENGTH:
-        raise ValueError(f"a key must have {MIN_KEY_LENGTH} characters or more")
     if not is_tenant_name(tenant):
         raise ValueError(f"the tenant must match {TENANT_PATTERN}")
     return key, Caller(tenant, Priority.parse(priority[0]) if priority else DEFAULT_PRIORITY)
