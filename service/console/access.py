@@ -8,12 +8,15 @@ import base64
 import binascii
 import ipaddress
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 
+import structlog
 from starlette.exceptions import HTTPException
 
+from service.console.attempts import Attempts, Login
 from service.settings.credentials import Credentials
 
 #: The word that lets a user of the file change queues.
@@ -23,6 +26,8 @@ OPERATOR = "operator"
 CHALLENGE = 'Basic realm="Quire console", charset="UTF-8", Bearer realm="Quire console"'
 
 _NAME = re.compile(r"[A-Za-z0-9._@-]{1,64}")
+
+_log = structlog.get_logger("service.console")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +47,11 @@ class Users:
         ConfigurationError: the file cannot be read, or a line of it is wrong.
     """
 
-    def __init__(self, path: Path | None, *, may_write: bool) -> None:
+    def __init__(
+        self, path: Path | None, *, may_write: bool, clock: Callable[[], float] = monotonic
+    ) -> None:
         self._may_write = may_write
+        self._attempts = Attempts(clock=clock)
         self._credentials = Credentials(path, self._parse, setting="users_file", kind="password")
 
     def __len__(self) -> int:
@@ -57,20 +65,29 @@ class Users:
         """Read the file again; if that fails, the earlier users stay. ConfigurationError."""
         self._credentials.reload()
 
-    def user(self, headers: Mapping[str, str]) -> User:
-        """The user that sends these headers. HTTPException 401 without a valid password."""
+    def user(self, headers: Mapping[str, str], *, address: str = "", session: str = "") -> User:
+        """The user that sends these headers from this address, with this cookie.
+
+        HTTPException 401 without a valid password, and 429 after too many wrong ones.
+        """
         if not self.are_required:
             return User(is_operator=self._may_write)
-        scheme, _, value = headers.get("Authorization", "").strip().partition(" ")
-        if scheme.lower() == "bearer":
-            name, password = None, value.strip()
-        elif scheme.lower() == "basic":
-            name, password = _basic(value.strip())
-        else:
-            name, password = None, ""
+        name, password = _login_of(headers)
+        if not password:
+            raise _unknown()
+        login = Login(address, name, self._credentials.hash(password), session)
+        if wait := self._attempts.wait_seconds(login):
+            detail = f"Too many logins have failed. Try again in {wait} seconds."
+            raise HTTPException(429, detail, {"Retry-After": str(wait)})
         found = self._credentials.holder(password)
         if found is None or (name is not None and name != found.name):
-            raise HTTPException(401, "Log in to use this console.", {"WWW-Authenticate": CHALLENGE})
+            is_user = any(name == user.name for user in self._credentials.holders)
+            if self._attempts.fail(login, is_user=is_user):
+                # A name that is no user's could be a password in the wrong field.
+                user = name if is_user else None
+                _log.warning("logins are refused for a while", address=address, user=user)
+            raise _unknown()
+        self._attempts.succeed(login)
         return found
 
     def _parse(self, words: Sequence[str]) -> tuple[str, User]:
@@ -108,6 +125,18 @@ def check_fetch(headers: Mapping[str, str], method: str) -> None:
     is_ours = site in ("same-origin", "none")
     if not is_ours and not (method in ("GET", "HEAD") and mode == "navigate"):
         raise HTTPException(403, "This was asked for by a page of another site.")
+
+
+def _unknown() -> HTTPException:
+    return HTTPException(401, "Log in to use this console.", {"WWW-Authenticate": CHALLENGE})
+
+
+def _login_of(headers: Mapping[str, str]) -> tuple[str | None, str]:
+    """Name and password of these headers; no name in the Bearer scheme, empty without a login."""
+    scheme, _, value = headers.get("Authorization", "").strip().partition(" ")
+    if scheme.lower() == "bearer":
+        return None, value.strip()
+    return _basic(value.strip()) if scheme.lower() == "basic" else (None, "")
 
 
 def _without_port(host: str) -> str:

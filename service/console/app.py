@@ -167,7 +167,11 @@ class Console:
         return response
 
     def _visit(self, request: Request) -> Visit:
-        user, session = self._users.user(request.headers), session_of(request)
+        session = session_of(request)
+        # A session that was made just now is known to no browser yet.
+        known = session if request.cookies.get(COOKIE) == session else ""
+        address = request.client.host if request.client is not None else ""
+        user = self._users.user(request.headers, address=address, session=known)
         notice = unquote(request.cookies.get(NOTICE_COOKIE, ""))[:500]
         return Visit(user, session, self._tokens.token(session, user.name), notice)
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import redis
 import structlog
@@ -86,7 +86,7 @@ class Server:
             for name in settings.queues
         ]
         console = Console(queues, settings, self._users)
-        server = _Uvicorn(_uvicorn_config(console))
+        server = _Uvicorn(_uvicorn_config(console, settings.trusted_proxies))
         serving = asyncio.create_task(server.serve(sockets=[self._socket]))
         watching = asyncio.create_task(console.watch())
         stopping = asyncio.create_task(self._stopping.wait())
@@ -129,7 +129,7 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-def _uvicorn_config(console: Console) -> uvicorn.Config:
+def _uvicorn_config(console: Console, trusted_proxies: Sequence[str]) -> uvicorn.Config:
     return uvicorn.Config(
         console.app,
         http="h11",
@@ -139,6 +139,7 @@ def _uvicorn_config(console: Console) -> uvicorn.Config:
         # The console itself logs what uvicorn would log below this level.
         log_level="warning",
         access_log=False,
+        forwarded_allow_ips=list(trusted_proxies),
         server_header=False,
         limit_concurrency=MAX_CONNECTIONS,
         timeout_graceful_shutdown=CLOSE_SECONDS,

@@ -1,6 +1,7 @@
 """Every setting of the console. Flags, variables and the page of settings are derived from it."""
 
 import argparse
+import ipaddress
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -89,6 +90,13 @@ class ConsoleSettings(ProcessSettings):
         default=(),
         max_length=64,
     )
+    trusted_proxies: tuple[str, ...] = setting(
+        "Access",
+        "Addresses or networks of proxies, separated by commas: what their `X-Forwarded-For` and "
+        "`X-Forwarded-Proto` say counts. Failed logins are limited for each address.",
+        default=("127.0.0.1",),
+        max_length=64,
+    )
 
     refresh_seconds: float = setting(
         "Pages", "How often an open page gets the new state.", default=2.0, ge=0.1, le=60.0
@@ -119,7 +127,7 @@ class ConsoleSettings(ProcessSettings):
     log_level: LogLevel = setting("Observability", LOG_LEVEL_TEXT, default="info")
     log_format: LogFormat = setting("Observability", LOG_FORMAT_TEXT, default="auto")
 
-    @field_validator("queues", "allowed_hosts", mode="before")
+    @field_validator("queues", "allowed_hosts", "trusted_proxies", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return () if value == "" else split_list(value)
@@ -129,6 +137,13 @@ class ConsoleSettings(ProcessSettings):
     def _differ(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if len(set(value)) < len(value):
             raise ValueError("a queue is named twice")
+        return value
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _are_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            ipaddress.ip_network(text)
         return value
 
     @classmethod

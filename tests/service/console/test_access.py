@@ -136,7 +136,8 @@ def test_the_queues_are_the_workers_unless_its_own_are_named(monkeypatch, variab
 
 
 @pytest.mark.parametrize("flags", [("--queues", "a,a"), ("--role", "king"),
-    ("--allowed-hosts", "http://x"), ("--http-host", " "), ("--refresh-seconds", "0")])  # fmt: skip
+    ("--allowed-hosts", "http://x"), ("--http-host", " "), ("--refresh-seconds", "0"),
+    ("--trusted-proxies", "proxy.example"), ("--trusted-proxies", "10.0.0.1/8")])  # fmt: skip
 def test_wrong_settings_are_refused(flags):
     with pytest.raises((ConfigurationError, SystemExit)):
         load_console_settings(list(flags))
