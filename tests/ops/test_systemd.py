@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from service.batcher.settings import BatcherSettings
+from service.console.server import CLOSE_SECONDS as CONSOLE_CLOSE_SECONDS
+from service.console.settings import ConsoleSettings
 from service.exporter.settings import ExporterSettings
 from service.gateway.http.server import CLOSE_SECONDS
 from service.gateway.settings import GatewaySettings
+from service.notifier.settings import NotifierSettings
 from service.process.worker import RELEASE_SECONDS
 from service.settings.config import Settings
 from tests.ops.checkout import ROOT, program, run
@@ -18,6 +22,9 @@ PROCESSES = {
     "service": Settings,
     "service.exporter": ExporterSettings,
     "service.gateway": GatewaySettings,
+    "service.batcher": BatcherSettings,
+    "service.notifier": NotifierSettings,
+    "service.console": ConsoleSettings,
 }
 
 
@@ -64,3 +71,29 @@ def test_a_unit_waits_for_the_drain_of_its_process():
     assert waits["service"] >= needed + 30
     drain = gateway["drain_seconds"].default + 2 * CLOSE_SECONDS
     assert waits["service.gateway"] >= drain
+    assert waits["service.batcher"] > BatcherSettings.model_fields["drain_seconds"].default + 10
+    post = NotifierSettings.model_fields["post_timeout_seconds"].default
+    assert waits["service.notifier"] > post + 10
+    assert waits["service.console"] > CONSOLE_CLOSE_SECONDS
+
+
+def unwritable(units: dict[str, str]) -> list[str]:
+    """Units that name a folder of files which systemd does not let them write."""
+    named = re.compile(r"_FILES_FOLDER=%S/(\S+)$", re.MULTILINE)
+    kept = re.compile(r"^StateDirectory=(\S+)$", re.MULTILINE)
+    return [name for name, text in units.items() if named.findall(text) != kept.findall(text)]
+
+
+def test_gateway_and_batcher_share_a_folder_that_both_may_write():
+    units = {path.stem: path.read_text() for path in UNITS}
+    shared = [name for name in units if "StateDirectory=quire/files\n" in units[name]]
+    assert shared == ["quire-batcher", "quire-gateway"]
+    assert unwritable(units) == []
+
+    wrong = units["quire-batcher"].replace("StateDirectory=", "RuntimeDirectory=")
+    assert unwritable({**units, "quire-batcher": wrong}) == ["quire-batcher"]
+
+
+def test_a_unit_reads_its_file_again_if_its_process_does():
+    reloaded = [path.stem for path in UNITS if "ExecReload=/bin/kill -HUP" in path.read_text()]
+    assert reloaded == ["quire-console", "quire-gateway"]
