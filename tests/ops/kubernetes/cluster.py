@@ -17,12 +17,36 @@ OVERLAYS = sorted(path.name for path in (KUBERNETES / "overlays").iterdir())
 #: The version of Kubernetes whose schemas judge the objects.
 VERSION = "1.34"
 CUSTOM = load_yaml(Path(__file__).with_name("custom_resources.yml"))
+#: What runs in every overlay; a trial has a Redis, too.
+NAMES = ("quire-worker", "quire-exporter", "quire-gateway")
+#: What runs in an overlay with these components.
+OPTIONAL = {
+    "batches": "quire-batcher",
+    "webhooks": "quire-notifier",
+    "console": "quire-console",
+}
+#: Of these one pod is enough.
+SINGLE = {"quire-exporter", "quire-console"}
 #: One parsed object of a cluster.
 Object = dict[str, Any]
 
 
 class Refused(Exception):
     """The API server would not accept an object."""
+
+
+def components_of(overlay: str) -> set[str]:
+    """The components that an overlay names."""
+    parts = load_yaml(KUBERNETES / "overlays" / overlay / "kustomization.yaml")["components"]
+    return {part.removeprefix("../../components/") for part in parts}
+
+
+#: Each process of ours in each overlay.
+OURS = [
+    (overlay, name)
+    for overlay in OVERLAYS
+    for name in (*NAMES, *(OPTIONAL[one] for one in sorted(components_of(overlay) & {*OPTIONAL})))
+]
 
 
 @functools.cache

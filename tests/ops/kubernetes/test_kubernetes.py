@@ -2,27 +2,22 @@
 
 import copy
 import re
-from pathlib import Path
 from typing import Any
 
-import certifi
 import pytest
 
 from ops.kubernetes.generate import OUTPUT, rule_object
 from quire.keys import GROUP, NUM_PRIORITIES, Keys
-from service.batcher.settings import BATCHER_PORT, BatcherSettings, load_batcher_settings
-from service.exporter.settings import EXPORTER_PORT, ExporterSettings, load_exporter_settings
-from service.gateway.http.server import CLOSE_SECONDS
-from service.gateway.settings import GATEWAY_PORT, GatewaySettings, load_gateway_settings
-from service.notifier.settings import NOTIFIER_PORT, NotifierSettings, load_notifier_settings
-from service.process.worker import RELEASE_SECONDS
-from service.settings.config import WORKER_PORT, Settings, load_settings
+from service.gateway.settings import GatewaySettings
 from tests.ops.checkout import PROMETHEUS, ROOT, load_yaml
 from tests.ops.kubernetes.cluster import (
     KUBERNETES,
+    OURS,
     OVERLAYS,
+    SINGLE,
     Refused,
     check,
+    components_of,
     container_of,
     objects,
     of_kind,
@@ -33,31 +28,8 @@ from tests.ops.kubernetes.cluster import (
 from tests.ops.promql import selectors
 from tests.ops.test_register import FAMILIES, RECORDED, wrong_matchers
 
-#: What runs in every overlay; a trial has a Redis, too.
-NAMES = ("quire-worker", "quire-exporter", "quire-gateway")
-#: What runs in an overlay with these components.
-OPTIONAL = {"batches": "quire-batcher", "webhooks": "quire-notifier"}
+#: Where a container finds its secrets.
 SECRETS = "/run/secrets/"
-
-
-def components_of(overlay: str) -> set[str]:
-    parts = load_yaml(KUBERNETES / "overlays" / overlay / "kustomization.yaml")["components"]
-    return {part.removeprefix("../../components/") for part in parts}
-
-
-OURS = [
-    (overlay, name)
-    for overlay in OVERLAYS
-    for name in (*NAMES, *(OPTIONAL[one] for one in sorted(components_of(overlay) & {*OPTIONAL})))
-]
-#: The settings of each process, and its port.
-PROCESSES = {
-    "quire-worker": (Settings, WORKER_PORT),
-    "quire-exporter": (ExporterSettings, EXPORTER_PORT),
-    "quire-gateway": (GatewaySettings, GATEWAY_PORT),
-    "quire-batcher": (BatcherSettings, BATCHER_PORT),
-    "quire-notifier": (NotifierSettings, NOTIFIER_PORT),
-}
 WORKLOADS = [*OURS, *((one, "redis") for one in OVERLAYS if "redis" in components_of(one))]
 
 
@@ -196,117 +168,6 @@ def test_only_the_named_ways_into_and_out_of_a_pod_are_open(overlay):
 # -- agreeing --------------------------------------------------------------------------------------
 
 
-def enter(overlay: str, name: str, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Sets the environment of a container, with its secrets in files that this test can write."""
-    monkeypatch.chdir(folder)
-    (folder / "redis_password").write_text("as in the file\n", encoding="utf-8")
-    # Any authority: the settings check that the file holds certificates.
-    (folder / "redis_ca.pem").write_bytes(Path(certifi.where()).read_bytes())
-    for key, text in variables(overlay, workloads(overlay)[name]).items():
-        monkeypatch.setenv(key, text.replace(SECRETS, f"{folder}/"))
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_a_worker_understands_its_environment_and_has_time_to_drain(overlay, monkeypatch, tmp_path):
-    worker = workloads(overlay)["quire-worker"]
-    enter(overlay, "quire-worker", monkeypatch, tmp_path)
-
-    settings = load_settings([])
-
-    assert settings.redis_password is not None
-    assert (settings.http_host, settings.http_port) == ("0.0.0.0", WORKER_PORT)
-    assert settings.worker == "metadata.name"
-    # After the drain: the release of the rest, the last commits, and the ends of threads.
-    needed = settings.drain_seconds + RELEASE_SECONDS + settings.flush_seconds
-    assert pod_of(worker)["terminationGracePeriodSeconds"] >= needed + 30
-    assert "replicas" not in worker["spec"]
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_exporter_and_gateway_understand_their_environment(overlay, monkeypatch, tmp_path):
-    enter(overlay, "quire-exporter", monkeypatch, tmp_path)
-    exporter = load_exporter_settings([])
-    enter(overlay, "quire-gateway", monkeypatch, tmp_path)
-    gateway = load_gateway_settings([])
-
-    assert (exporter.http_host, exporter.http_port) == ("0.0.0.0", EXPORTER_PORT)
-    assert (gateway.http_host, gateway.http_port) == ("0.0.0.0", GATEWAY_PORT)
-    assert gateway.keys_file is not None
-    pod, container = (of(workloads(overlay)["quire-gateway"]) for of in (pod_of, container_of))
-    sleeps = container["lifecycle"]["preStop"]["sleep"]["seconds"]
-    needed = sleeps + gateway.drain_seconds + 2 * CLOSE_SECONDS
-    assert pod["terminationGracePeriodSeconds"] >= needed
-
-
-@pytest.mark.parametrize("overlay", ["production", "production-cpu"])
-def test_batcher_and_notifier_understand_their_environment(overlay, monkeypatch, tmp_path):
-    enter(overlay, "quire-batcher", monkeypatch, tmp_path)
-    batcher = load_batcher_settings([])
-    enter(overlay, "quire-notifier", monkeypatch, tmp_path)
-    notifier = load_notifier_settings([])
-
-    assert (batcher.http_host, batcher.http_port) == ("0.0.0.0", BATCHER_PORT)
-    assert (notifier.http_host, notifier.http_port) == ("0.0.0.0", NOTIFIER_PORT)
-    found = workloads(overlay)
-    needed = {"quire-batcher": batcher.drain_seconds}
-    needed["quire-notifier"] = notifier.post_timeout_seconds
-    for name, seconds in needed.items():
-        assert pod_of(found[name])["terminationGracePeriodSeconds"] >= seconds + 30
-    mounts = [
-        {mount["mountPath"]: mount["name"] for mount in container_of(found[name])["volumeMounts"]}
-        for name in ("quire-batcher", "quire-gateway")
-    ]
-    folder = str(batcher.files_folder)
-    assert mounts[0][folder] == mounts[1][folder] == "files"
-    gateway = variables(overlay, found["quire-gateway"])
-    assert gateway["QUIRE_GATEWAY_FILES_FOLDER"] == folder
-    claims = [
-        volume["persistentVolumeClaim"]["claimName"]
-        for name in ("quire-batcher", "quire-gateway")
-        for volume in pod_of(found[name])["volumes"]
-        if volume["name"] == "files"
-    ]
-    assert claims == ["quire-files"] * 2 and set(claims) <= set(
-        of_kind(overlay, "PersistentVolumeClaim")
-    )
-    # Each has the user of its role.
-    for name in ("batcher", "notifier"):
-        url = variables(overlay, found[f"quire-{name}"])["QUIRE_REDIS_URL"]
-        assert url.startswith(f"rediss://{name}@")
-
-
-@pytest.mark.parametrize(("overlay", "name"), OURS)
-def test_every_variable_is_a_setting_and_kubernetes_adds_none(overlay, name):
-    process, _ = PROCESSES[name]
-    given = {k: v for k, v in variables(overlay, workloads(overlay)[name]).items() if "QUIRE" in k}
-
-    assert given and process.unknown_variables(given) == []
-    # Of the Service quire-gateway, links would set QUIRE_GATEWAY_PORT and others.
-    assert pod_of(workloads(overlay)[name])["enableServiceLinks"] is False
-
-
-def test_a_variable_that_is_no_setting_would_be_noticed():
-    assert Settings.unknown_variables({"QUIRE_DRAIN_SECOND": "3"}) != []
-    assert GatewaySettings.unknown_variables({"QUIRE_GATEWAY_PORT": "tcp://10.0.0.1:80"}) != []
-
-
-@pytest.mark.parametrize(("overlay", "name"), OURS)
-def test_probes_ask_what_the_process_answers(overlay, name):
-    container = container_of(workloads(overlay)[name])
-    _, port = PROCESSES[name]
-
-    assert container["ports"] == [{"name": "http", "containerPort": port}]
-    asked = {
-        kind: container[kind]["httpGet"]
-        for kind in ("startupProbe", "readinessProbe", "livenessProbe")
-    }
-    assert {one["port"] for one in asked.values()} == {"http"}
-    paths = {kind: one["path"] for kind, one in asked.items()}
-    # An outage of Redis must not restart anything, so only readiness may depend on it.
-    assert paths["startupProbe"] == paths["livenessProbe"] == "/livez"
-    assert paths["readinessProbe"] == ("/livez" if name == "quire-exporter" else "/readyz")
-
-
 def test_only_workers_run_the_large_image():
     for overlay, name in OURS:
         tag = container_of(workloads(overlay)[name])["image"].removeprefix("quire-worker:")
@@ -321,7 +182,7 @@ def test_disruptions_take_one_pod_at_a_time():
     for overlay in OVERLAYS:
         budgets = of_kind(overlay, "PodDisruptionBudget")
         named = {name for one, name in OURS if one == overlay}
-        assert set(budgets) == named - {"quire-exporter"}
+        assert set(budgets) == named - SINGLE
         for name, budget in budgets.items():
             assert budget["spec"]["maxUnavailable"] == 1
             pods = workloads(overlay)[name]["spec"]["template"]["metadata"]["labels"]
@@ -345,7 +206,8 @@ def test_the_operator_scrapes_as_prometheus_does_in_compose():
         workload["spec"]["template"]["metadata"]["labels"][chosen["key"]]
         for workload in workloads("production").values()
     }
-    assert labelled == jobs
+    # A console has no metrics.
+    assert labelled == jobs | {"quire-console"}
 
 
 def queries() -> dict[str, str]:
