@@ -1,5 +1,6 @@
 import re
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from service.gateway.settings import GATEWAY_PORT, load_gateway_settings
 from service.notifier.endpoints import read_endpoints
 from service.notifier.settings import NOTIFIER_PORT, load_notifier_settings
 from service.settings.config import Settings, load_settings
+from service.settings.model_table import read_models
+from service.settings.several import settings_of_models
+from service.settings.sources import ConfigurationError
 from tests.ops.checkout import COMPOSE_FILE, ROOT, load_yaml, program, run
 
 DOCKERFILE = ROOT / "ops" / "Dockerfile"
@@ -27,9 +31,9 @@ OURS = [*WORKERS, "exporter", "gateway", "batcher", "notifier", "console"]
 AFTER_DRAIN_SECONDS = 30
 
 
-def interpolated(text: str) -> str:
-    """`text` as compose reads it when no variable is set: `${NAME:-default}` is the default."""
-    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+def interpolated(text: str, given: Mapping[str, str] = {}) -> str:
+    """`text` as compose reads it: `${NAME:-default}` is a given variable, or the default."""
+    return re.sub(r"\$\{(\w+):-([^}]*)\}", lambda found: given.get(found[1]) or found[2], text)
 
 
 def seconds(duration: str) -> float:
@@ -119,12 +123,16 @@ def test_our_services_have_no_way_out_of_the_internal_network(name):
 def enter(monkeypatch, tmp_path):
     """Sets the environment of a service, with its secret in a file that this test can write."""
 
-    def enter_service(name: str) -> None:
+    def enter_service(name: str, **given: str) -> None:
+        """`given` are the variables of whoever calls compose."""
         secret = tmp_path / "redis_password"
         secret.write_text("as in the file\n", encoding="utf-8")
-        given = SERVICES[name]["environment"]
-        # Without a value a variable is passed on from whoever calls compose, if it is set there.
-        environment = {key: interpolated(text) for key, text in given.items() if text is not None}
+        # Without a value a variable is passed on, if it is set.
+        environment = {
+            key: given[key] if text is None else interpolated(text, given)
+            for key, text in SERVICES[name]["environment"].items()
+            if text is not None or key in given
+        }
         assert environment["QUIRE_REDIS_PASSWORD_FILE"] == "/run/secrets/redis_password"
         environment["QUIRE_REDIS_PASSWORD_FILE"] = str(secret)
         for key, text in environment.items():
@@ -148,6 +156,47 @@ def test_a_worker_understands_its_environment_and_has_time_to_drain(name, enter)
     assert settings.engine == ("vllm" if name in VLLM_WORKERS else "native")
     grace = seconds(SERVICES[name]["stop_grace_period"])
     assert grace >= settings.drain_seconds + AFTER_DRAIN_SECONDS
+
+
+@pytest.fixture
+def models(tmp_path):
+    """A file of two models, as it is in the folder that compose mounts."""
+    path = tmp_path / "models.toml"
+    entry = '[models.{0}]\nqueue = "{0}"\nsource = "/models/{0}"\n'
+    path.write_text(entry.format("small") + entry.format("large"), encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("name", NATIVE_WORKERS)
+def test_a_worker_serves_the_model_of_the_image_or_one_model_or_a_file_of_models(
+    name, enter, models, monkeypatch
+):
+    enter(name)
+    (settings,) = settings_of_models(load_settings([]))
+    assert settings.model is None and settings.model_source.endswith("models/abacus")
+    enter(name, QUIRE_MODEL="/models/one", QUIRE_ADAPTERS="/models/adapters")
+    (settings,) = settings_of_models(load_settings([]))
+    assert (settings.model, settings.adapters) == ("/models/one", Path("/models/adapters"))
+
+    enter(name, QUIRE_MODELS_FILE=models)
+    with pytest.raises(ConfigurationError, match="adapters, model: cannot be combined"):
+        load_settings([])
+    for variable in ("QUIRE_MODEL", "QUIRE_ADAPTERS"):
+        monkeypatch.delenv(variable)
+    made = settings_of_models(load_settings([]))
+    assert [(one.queue, one.model) for one in made] == [
+        ("small", "/models/small"), ("large", "/models/large"),
+    ]  # fmt: skip
+
+
+def test_gateway_and_batcher_read_the_file_of_models_that_workers_read(enter, models):
+    for name, load in (("gateway", load_gateway_settings), ("batcher", load_batcher_settings)):
+        enter(name, QUIRE_GATEWAY_MODELS_FILE=models)
+        table = read_models(load([]).models_file)
+        assert table is not None
+        assert [route.name for route in table.routes] == ["small", "large"]
+        mounts = SERVICES[name]["volumes"]
+        assert set(SERVICES["worker-cpu"]["volumes"]) <= set(mounts)
 
 
 @pytest.mark.parametrize("name", WORKERS)
@@ -200,7 +249,8 @@ def test_the_batcher_understands_its_environment_and_shares_the_gateways_files(e
     assert seconds(SERVICES["batcher"]["stop_grace_period"]) > settings.drain_seconds
     assert SERVICES["batcher"]["image"] == SERVICES["worker-cpu"]["image"]
     gateway = SERVICES["gateway"]
-    assert gateway["volumes"] == SERVICES["batcher"]["volumes"] == ["files:/files"]
+    assert gateway["volumes"] == SERVICES["batcher"]["volumes"]
+    assert "files:/files" in gateway["volumes"]
     folder = gateway["environment"]["QUIRE_GATEWAY_FILES_FOLDER"]
     assert str(settings.files_folder) == folder == "/files"
 
