@@ -174,19 +174,20 @@ def test_a_worker_serves_the_model_of_the_image_or_one_model_or_a_file_of_models
     enter(name)
     (settings,) = settings_of_models(load_settings([]))
     assert settings.model is None and settings.model_source.endswith("models/abacus")
-    enter(name, QUIRE_MODEL="/models/one", QUIRE_ADAPTERS="/models/adapters")
-    (settings,) = settings_of_models(load_settings([]))
-    assert (settings.model, settings.adapters) == ("/models/one", Path("/models/adapters"))
 
     enter(name, QUIRE_MODELS_FILE=models)
-    with pytest.raises(ConfigurationError, match="adapters, model: cannot be combined"):
-        load_settings([])
-    for variable in ("QUIRE_MODEL", "QUIRE_ADAPTERS"):
-        monkeypatch.delenv(variable)
     made = settings_of_models(load_settings([]))
     assert [(one.queue, one.model) for one in made] == [
         ("small", "/models/small"), ("large", "/models/large"),
     ]  # fmt: skip
+
+    monkeypatch.delenv("QUIRE_MODELS_FILE")
+    enter(name, QUIRE_MODEL="/models/one", QUIRE_ADAPTERS="/models/adapters")
+    (settings,) = settings_of_models(load_settings([]))
+    assert (settings.model, settings.adapters) == ("/models/one", Path("/models/adapters"))
+    enter(name, QUIRE_MODELS_FILE=models)
+    with pytest.raises(ConfigurationError, match="adapters, model: cannot be combined"):
+        load_settings([])
 
 
 def test_gateway_and_batcher_read_the_file_of_models_that_workers_read(enter, models):
