@@ -181,6 +181,8 @@ class TerminalRecord:
     logprobs: tuple[TokenLogprob, ...] = ()
     #: The vector of a request for an embedding or for scores: float32, little-endian.
     vector: bytes = b""
+    #: The model's name of the class with the largest score; empty without scores.
+    label: str = ""
 
     def __post_init__(self) -> None:
         assert self.state.is_terminal, f"a completion cannot be {self.state}"

@@ -29,7 +29,11 @@ class Answer:
         """The end of a choice. If one of several prompts was refused, the error has its index."""
         line = self.line
         return naming_prompt(
-            completion, choice, num_choices=line.num_choices, num_prompts=line.call.num_prompts
+            completion,
+            choice,
+            num_choices=line.num_choices,
+            num_prompts=line.call.num_prompts,
+            form=line.form,
         )
 
 

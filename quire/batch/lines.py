@@ -16,11 +16,22 @@ from typing import Any, NamedTuple, TypeGuard
 from quire.errors import InvalidRequest
 from quire.openai.answers import Heading, response
 from quire.openai.requests import KINDS, OpenAIRequest
+from quire.openai.scores import (
+    SCORE_PATHS,
+    ScoreForm,
+    field_of,
+    must_be_scores,
+    scores_body,
+    top_n_of,
+)
 from quire.openai.vectors import encoding_of
 from quire.wire.choices import id_of
 from quire.wire.json_text import read_object
 from quire.wire.output import Completion
-from quire.wire.protocol import GenerationRequest, is_session_id
+from quire.wire.protocol import GenerationRequest, Kind, is_session_id
+
+#: The paths that a line can call -> the kind of its requests.
+LINE_KINDS: Mapping[str, Kind] = {**KINDS, **dict.fromkeys(SCORE_PATHS, "scores")}
 
 #: The longest `custom_id`, in characters.
 MAX_CUSTOM_ID_LENGTH = 512
@@ -39,7 +50,8 @@ BAD_LINE_PREFIX = "batch_req_line_"
 class BatchLine:
     """One request of a batch. `digest` identifies it: a hash of batch name, id, url and body.
 
-    A `session_id` is part of the hash if the line has one.
+    A `session_id` is part of the hash if the line has one. The `body` of a call for scores is that
+    of its requests, of which the answer has the `top_n` best; all if that is 0.
     """
 
     custom_id: str
@@ -47,6 +59,12 @@ class BatchLine:
     body: Mapping[str, Any]
     digest: str
     session_id: str | None = None
+    top_n: int = 0
+
+    @property
+    def form(self) -> ScoreForm:
+        """What a call for scores asks for; empty for other calls."""
+        return SCORE_PATHS.get(self.url, "")
 
     @property
     def result_id(self) -> str:
@@ -55,7 +73,7 @@ class BatchLine:
     @property
     def call(self) -> OpenAIRequest:
         """The call of OpenAI's API. Without a seed in the body, every run derives the same one."""
-        return OpenAIRequest(KINDS[self.url], self.body, self.digest)
+        return OpenAIRequest(LINE_KINDS[self.url], self.body, self.digest)
 
     @property
     def num_choices(self) -> int:
@@ -115,12 +133,24 @@ def parse_line(text: str, *, number: int, batch: str) -> BatchLine | BadLine:
         return bad(code, f"{fault.path}: {fault.message}")
     if wrong := wrong_field(fields):
         return bad(*wrong)
-    digest = _digest_of(batch, fields)
-    line = BatchLine(custom_id, fields["url"], fields["body"], digest, fields.get("session_id"))
+    try:
+        return _checked_line(custom_id, fields, digest=_digest_of(batch, fields))
+    except InvalidRequest as error:
+        return bad("invalid_request", str(error))
+
+
+def _checked_line(custom_id: str, fields: Mapping[str, Any], *, digest: str) -> BatchLine:
+    """The line, if each of its requests is valid. InvalidRequest names the caller's field."""
+    url, body, top_n = fields["url"], fields["body"], 0
+    form = SCORE_PATHS.get(url, "")
+    if form:
+        top_n = top_n_of(body) if form == "rerank" else 0
+        body = scores_body(form, body)
+    line = BatchLine(custom_id, url, body, digest, fields.get("session_id"), top_n)
     try:
         line.call.check()
     except InvalidRequest as error:
-        return bad("invalid_request", str(error))
+        raise InvalidRequest(field_of(form, error.field), error.message) from None
     return line
 
 
@@ -141,8 +171,8 @@ def wrong_field(fields: Mapping[str, Any]) -> WrongField | None:
     url, session = fields.get("url"), fields.get("session_id")
     if fields.get("method", "POST") != "POST":
         return WrongField("invalid_method", "method must be POST")
-    if not isinstance(url, str) or url not in KINDS:
-        return WrongField("invalid_url", f"url must be one of {', '.join(KINDS)}")
+    if not isinstance(url, str) or url not in LINE_KINDS:
+        return WrongField("invalid_url", f"url must be one of {', '.join(LINE_KINDS)}")
     if not isinstance(fields.get("body"), dict):
         return WrongField("invalid_body", "body must be an object")
     if session is not None and not (isinstance(session, str) and is_session_id(session)):
@@ -159,8 +189,12 @@ def _digest_of(batch: str, fields: Mapping[str, Any]) -> str:
 
 
 def response_body(line: BatchLine, completions: Sequence[Completion]) -> dict[str, Any]:
-    """The body of the response, from the whole outputs of all choices."""
-    first, kind = completions[0], KINDS[line.url]
+    """The body of the response, from the whole outputs of all choices.
+
+    InvalidRequest if the model makes no answer of this form.
+    """
+    must_be_scores(line.form, completions)
+    first, kind = completions[0], LINE_KINDS[line.url]
     heading = Heading(
         id=f"{'chatcmpl' if kind == 'chat.completions' else 'cmpl'}-{line.digest[:32]}",
         kind=kind,
@@ -171,6 +205,8 @@ def response_body(line: BatchLine, completions: Sequence[Completion]) -> dict[st
         reasoning=line.call.reasoning(),
         has_token_ids=line.body.get("return_token_ids") is True,
         types=line.call.argument_types,
+        form=line.form,
+        top_n=line.top_n,
     )
     return response(heading, completions, num_prompts=line.call.num_prompts)
 

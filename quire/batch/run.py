@@ -28,7 +28,7 @@ from quire.batch.progress import FIRST, BatchOptions, BatchProgress, Position, T
 from quire.broker.broker import Broker
 from quire.client.following import Following
 from quire.client.handle import explain, retrying
-from quire.errors import OutputRewound, ProtocolError, QueueFull, UnknownRequest
+from quire.errors import InvalidRequest, OutputRewound, ProtocolError, QueueFull, UnknownRequest
 from quire.transitions.output_log import OutputRead
 from quire.transitions.routing import Parting, shard_of
 from quire.transitions.values import Submitted
@@ -351,7 +351,11 @@ class BatchRun:
             self._broker_of(request_id).cancel(request_id)
 
     def _write_output(self, line: BatchLine, choices: Sequence[Completion]) -> None:
-        body = response_body(line, choices)
+        try:
+            body = response_body(line, choices)
+        except InvalidRequest as error:
+            self._fail(line, "invalid_request", str(error))
+            return
         self._files.write_output(output_line(line, choices[0].request_id, body))
         del self._unfinished[id(line)]
         now, usage = self._progress, TokenCounts.of(body["usage"])

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quire.openai.logprobs import compact, of_chat, of_completion, written
-from quire.openai.scores import ScoreForm, field_of, written_scores
+from quire.openai.scores import ScoreForm, field_of, scores_response
 from quire.openai.tools.answers import CALLED, MessageStream
 from quire.openai.tools.argument_types import ArgumentTypes
 from quire.openai.tools.reasoning import NO_REASONING, ReasoningUse
@@ -70,6 +70,8 @@ def response(
     heading: Heading, completions: Sequence[Completion], *, num_prompts: int
 ) -> dict[str, Any]:
     """The body of a response from the whole outputs of its choices, ordered by prompt."""
+    if heading.form:
+        return _scores(heading, completions)
     if is_pooled(heading.kind):
         return embeddings_response(heading.model, completions, encoding=heading.encoding)
     counts: list[int | None] = []
@@ -83,8 +85,7 @@ def written_response(
 ) -> Iterator[str]:
     """Yields the same body as JSON text, in parts that are encoded one at a time."""
     if heading.form:
-        fields = {"id": heading.id, "created": heading.created, "model": heading.model}
-        yield from written_scores(heading.form, fields, completions, top_n=heading.top_n)
+        yield compact(_scores(heading, completions))
         return
     if is_pooled(heading.kind):
         yield from written_embeddings(heading.model, completions, encoding=heading.encoding)
@@ -213,6 +214,11 @@ def _delta(heading: Heading, index: int, text: str, **more: str) -> dict[str, An
     choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": None}
     content = {"delta": more | {"content": text}} if heading.is_chat else {"text": text}
     return choice | content
+
+
+def _scores(heading: Heading, completions: Sequence[Completion]) -> dict[str, Any]:
+    fields = {"id": heading.id, "created": heading.created, "model": heading.model}
+    return scores_response(heading.form, fields, completions, top_n=heading.top_n)
 
 
 def _choice(

@@ -6,11 +6,10 @@ of these requests, and from their vectors to the answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 from quire.errors import InvalidRequest
-from quire.openai.logprobs import compact
 from quire.wire.output import Completion
 from quire.wire.pooling import MAX_INPUTS
 from quire.wire.refusals import nearest
@@ -98,14 +97,14 @@ def must_be_scores(form: ScoreForm, completions: Sequence[Completion]) -> None:
         raise InvalidRequest("body.model", message)
 
 
-def written_scores(
+def scores_response(
     form: ScoreForm,
     heading: Mapping[str, Any],
     completions: Sequence[Completion],
     *,
     top_n: int = 0,
-) -> Iterator[str]:
-    """The body of the answer as JSON text; `heading` has its `id`, `created` and `model`."""
+) -> dict[str, Any]:
+    """The body of the answer; `heading` has its `id`, `created` and `model`."""
     tokens = sum(one.usage.prompt_tokens for one in completions)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     if form == "rerank":
@@ -113,17 +112,18 @@ def written_scores(
         best = sorted(scores, key=lambda one: (-one[0], one[1]))[: top_n or len(scores)]
         results = [{"index": index, "relevance_score": score} for score, index in best]
         fields = {"id": heading["id"], "model": heading["model"], "usage": usage}
-        yield compact(fields | {"results": results})
-        return
-    data = [_entry(form, index, one.embedding) for index, one in enumerate(completions)]
-    yield compact({**heading, "object": "list", "data": data, "usage": usage})
+        return fields | {"results": results}
+    data = [_entry(form, index, one) for index, one in enumerate(completions)]
+    return {**heading, "object": "list", "data": data, "usage": usage}
 
 
-def _entry(form: ScoreForm, index: int, numbers: Sequence[float]) -> dict[str, Any]:
+def _entry(form: ScoreForm, index: int, completion: Completion) -> dict[str, Any]:
+    numbers = completion.embedding
     if form == "score":
         return {"index": index, "object": "score", "score": numbers[0]}
-    # The queue does not carry the labels of the model: they are in its config.json, in this order.
-    return {"index": index, "label": None, "probs": list(numbers), "num_classes": len(numbers)}
+    # Workers of older versions send no label.
+    label = completion.label or None
+    return {"index": index, "label": label, "probs": numbers, "num_classes": len(numbers)}
 
 
 def _texts(body: Mapping[str, Any], name: str) -> list[str]:

@@ -64,12 +64,14 @@ STOP_SECONDS = 5.0
 class Answer:
     """A text in pieces, each published alone, and the reason why the generation ends.
 
-    `vector` is the answer to a request for an embedding or for scores.
+    `vector` is the answer to a request for an embedding or for scores; `label` is the class with
+    the largest score.
     """
 
     pieces: Iterable[str] = ()
     finish_reason: FinishReason = FinishReason.EOS
     vector: Sequence[float] = ()
+    label: str = ""
 
 
 Answering = Callable[[GenerationRequest], str | Iterable[str] | Answer]
@@ -268,6 +270,7 @@ class _Run:
         *,
         error: ErrorInfo | None = None,
         vector: Sequence[float] = (),
+        label: str = "",
     ) -> None:
         """Writes the terminal record, unless there is one."""
         completion = Completion(
@@ -278,6 +281,7 @@ class _Run:
             error=error,
             model=self._model,
             vector=bytes_of(vector),
+            label=label,
         )
         self._commit("", completion)
 
@@ -318,7 +322,9 @@ class _Run:
             text, skip = piece[skip:], max(0, skip - len(piece))
             if text and not self._commit(text):
                 return
-        self.end(State.COMPLETED, answered.finish_reason, vector=answered.vector)
+        self.end(
+            State.COMPLETED, answered.finish_reason, vector=answered.vector, label=answered.label
+        )
 
     def _commit(self, text: str, completion: Completion | None = None) -> bool:
         """Publishes. False if the request has ended or another worker has claimed it."""

@@ -137,6 +137,8 @@ class Completion(TerminalRecord):
             fields["tail"] = self.tail
         if self.vector:
             fields["vector"] = checked_vector(self.vector)
+        if self.label:
+            fields["label"] = self.label
         if self.execution is not None:
             fields["execution"] = asdict(self.execution)
         return pack(fields, field="completion")
@@ -161,6 +163,7 @@ class Completion(TerminalRecord):
                 resumed_fingerprint_changed=bool(fields.get("resumed_fingerprint_changed", False)),
                 tail=str(fields.get("tail", "")),
                 vector=checked_vector(fields.get("vector", b"")),
+                label=str(fields.get("label", "")),
                 execution=Execution(**_known(execution, Execution)) if execution else None,
             )
         except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:

@@ -71,6 +71,7 @@ def origin_of(
         model=model,
         adapter=adapter,
         fingerprint=fingerprint,
+        class_labels=served.vectors.labels if served.vectors is not None else (),
         priority=priority,
         tenant=request.tenant if request else "default",
         kind=request.kind if request else "",

@@ -3,7 +3,7 @@
 Attempts, timing and metadata are left out: the broker adds them, because it saw all attempts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.errors import RequestRejected
@@ -35,6 +35,9 @@ PROMPT_FIELDS = {
 }
 #: The longest error message in a record, in characters; those of some libraries fill pages.
 MAX_MESSAGE_LENGTH = 500
+
+#: The longest name of a class in a record, in characters.
+MAX_LABEL_LENGTH = 256
 
 #: Errors for early ends; the same as the broker's for queued requests.
 EARLY_ENDS = {
@@ -72,6 +75,8 @@ class Origin:
     num_resumed_tokens: int = 0
     #: The fingerprint of this engine, with the adapter if there is one.
     fingerprint: str = ""
+    #: The names of the classes that the model scores, in their order.
+    class_labels: tuple[str, ...] = ()
     #: The fingerprint of the engine that generated the resumed tokens, if it differs.
     other_fingerprint: str | None = None
     #: The ids of the caller's trace; see `logs.trace_ids`.
@@ -125,7 +130,15 @@ def completion_of(origin: Origin, output: RequestOutput) -> Completion:
         model=origin.model_name,
         resumed_fingerprint_changed=origin.fingerprint_changed,
         vector=b"" if request.vector is None else request.vector.astype("<f4").tobytes(),
+        label=_label_of(request, origin.class_labels),
     )
+
+
+def _label_of(request: Request, labels: Sequence[str]) -> str:
+    """The name of the class with the largest score; empty without names or scores."""
+    if request.vector is None or len(request.vector) != len(labels):
+        return ""
+    return labels[int(request.vector.argmax())][:MAX_LABEL_LENGTH]
 
 
 def execution_of(request: Request, *, received: float) -> Execution:

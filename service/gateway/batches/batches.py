@@ -9,8 +9,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from quire.batch.lines import LINE_KINDS
 from quire.errors import InvalidRequest
-from quire.openai.requests import KINDS, parse_body
+from quire.openai.requests import parse_body
 from quire.transport.script_runner import Argument
 from quire.wire.protocol import Priority
 from service.batches import ledger
@@ -169,8 +170,8 @@ def _fields_of(body: Mapping[str, Any]) -> dict[str, Argument]:
     """The fields of the record that come from the body. InvalidRequest."""
     refuse_unknown(body, FIELDS)
     endpoint = body.get("endpoint")
-    if endpoint not in KINDS:
-        raise InvalidRequest("body.endpoint", f"must be one of {', '.join(KINDS)}")
+    if endpoint not in LINE_KINDS:
+        raise InvalidRequest("body.endpoint", f"must be one of {', '.join(LINE_KINDS)}")
     window_seconds(body.get("completion_window"))
     seconds = expiry_seconds(body.get("output_expires_after"), name="output_expires_after")
     return {

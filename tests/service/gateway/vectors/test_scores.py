@@ -16,7 +16,7 @@ def score(request):
         raise InvalidRequest("body.input", "is bad")
     if "pair" in body:
         return Answer(vector=[len(body["pair"]) / 16])
-    return Answer(vector=[0.25, 0.5, 0.25])
+    return Answer(vector=[0.25, 0.5, 0.25], label="neutral")
 
 
 @pytest.fixture
@@ -66,6 +66,7 @@ def test_a_text_has_the_probability_of_each_class(gateway):
     reply = ask(gateway, "classify", input=["x", "y"])
     assert [one["probs"] for one in reply.body["data"]] == [[0.25, 0.5, 0.25]] * 2
     assert {one["num_classes"] for one in reply.body["data"]} == {3}
+    assert {one["label"] for one in reply.body["data"]} == {"neutral"}
 
 
 @pytest.mark.parametrize(
