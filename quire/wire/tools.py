@@ -104,7 +104,7 @@ class ToolUse:
                 }
             )
         one: dict[str, Any] = {"anyOf": calls}
-        if self.is_parallel and len(self.required) == len(self.tools):
+        if self.is_parallel:
             one = {"type": "array", "items": one, "minItems": 1}
         return {**one, "$defs": definitions}
 
@@ -124,7 +124,9 @@ def tool_use_of(body: Mapping[str, Any]) -> ToolUse | None:
     if choice == "none":
         return None
     strict = () if required else tuple(_strict_names(tools))
-    return ToolUse(tuple(tools), required, is_parallel=parallel is not False, strict=strict)
+    # A function that is named is called once, as OpenAI and vLLM do, also if it is the only one.
+    is_parallel = parallel is not False and not isinstance(choice, Mapping)
+    return ToolUse(tuple(tools), required, is_parallel=is_parallel, strict=strict)
 
 
 def template_arguments_of(body: Mapping[str, Any]) -> Mapping[str, Any]:

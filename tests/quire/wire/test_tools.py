@@ -160,6 +160,19 @@ def test_a_required_call_has_a_schema(fields: dict[str, Any], valid: Any, invali
         jsonschema.validate(invalid, body.constraint.value)
 
 
+def test_a_function_that_is_named_is_called_once_also_if_it_is_the_only_one() -> None:
+    body = parsed(tools=[WEATHER], tool_choice=function("weather"))
+    call = {"name": "weather", "arguments": {"city": "Rome"}}
+    assert body.constraint is not None
+    jsonschema.validate(call, body.constraint.value)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate([call], body.constraint.value)
+    # The control: `required` allows several.
+    several = parsed(tools=[WEATHER], tool_choice="required")
+    assert several.constraint is not None
+    jsonschema.validate([call, call], several.constraint.value)
+
+
 def test_what_the_schema_accepts_is_read_as_calls() -> None:
     calls = [{"name": "weather", "arguments": {"city": "Rome"}}, {"name": "now", "arguments": {}}]
     pieces = ToolCallParser({"weather", "now"}).feed(json.dumps(calls))
