@@ -5,8 +5,8 @@
 
 Forms are `native`, `torch`, `wide`, and the kernels for older processors by their names:
 `avx512_bf16`, `avx512`, `avx2`, `portable`. `fetch-1` and `fetch-2` are `native` with prefetching
-into the first-level or the second-level cache. To let torch compute as on an older processor, set
-its own variables:
+into the first-level or the second-level cache. `shared` is `native` with its weights in files of
+the folder `--shared-weights`. To let torch compute as on an older processor, set its own variables:
 
     ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
         python -m benchmarks.profile_step --models SMALL --forms avx2,torch
@@ -21,12 +21,13 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from benchmarks.common.arguments import names_of, step_shapes
 from benchmarks.common.figures import machine
-from benchmarks.common.models import MODELS, model_folder
+from benchmarks.common.models import BUILD_FOLDER, MODELS, model_folder
 from engine.batch import BatchRow
 from engine.model.attention.cpu import CpuAttention
 from engine.model.causal_model import CausalModel
@@ -36,6 +37,7 @@ from engine.model.decoder.decoder_config import read_config
 from engine.model.decoder.decoder_weights import read_weights
 from engine.model.decoder.native_decoder import NativeDecoder
 from engine.model.device.kv_pool import KVPool
+from engine.model.device.weight_files import WeightFiles
 from engine.model.kernels.build import FETCH_LEVELS, VARIANTS, best_variant
 from engine.model.load.fast_path import check_against
 from engine.model.step import lay_out
@@ -49,12 +51,17 @@ FORMS = (
     *("native", "torch", "wide"),
     *(variant.name for variant in VARIANTS),
     *(f"fetch-{level}" for level in FETCH_LEVELS),
+    "shared",
 )
+#: Default of `--shared-weights`.
+SHARED_WEIGHTS = BUILD_FOLDER / "shared-weights"
 #: Steps of a form before the clock starts.
 WARM_UP_ROUNDS = 2
 
 
-def make_forms(model: str, names: Sequence[str], *, dtype: str) -> dict[str, CausalModel]:
+def make_forms(
+    model: str, names: Sequence[str], *, dtype: str, shared_weights: Path = SHARED_WEIGHTS
+) -> dict[str, CausalModel]:
     """Name -> form. Raises if the logits of a form differ from those of the wide path."""
     loaded = load_model(model_folder(model), dtype=dtype)
     wide = probe(loaded.model, max_model_len=loaded.max_model_len)
@@ -63,9 +70,17 @@ def make_forms(model: str, names: Sequence[str], *, dtype: str) -> dict[str, Cau
     best = best_variant()
     variants = {"native": best} | {variant.name: variant for variant in VARIANTS}
     variants |= {f"fetch-{level}": replace(best, fetch_level=level) for level in FETCH_LEVELS}
+    variants["shared"] = best
+    files = WeightFiles(shared_weights, 1 << 36) if "shared" in names else None
     others: dict[str, CausalModel] = {"torch": Decoder(config, weights), "wide": wide}
     forms = {
-        name: others.get(name) or NativeDecoder(config, weights, variant=variants[name])
+        name: others.get(name)
+        or NativeDecoder(
+            config,
+            weights,
+            variant=variants[name],
+            weight_files=files if name == "shared" else None,
+        )
         for name in names
     }
     for form in forms.values():
@@ -131,13 +146,16 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
     parser.add_argument("--forms", type=names_of("form", FORMS), default="native,wide")
     parser.add_argument("--shapes", type=step_shapes, default="1x1,8x1,64x1,1x128")
+    parser.add_argument("--shared-weights", type=Path, default=SHARED_WEIGHTS)
     parser.add_argument("--context", type=positive, default=256)
     parser.add_argument("--rounds", type=positive, default=9)
     arguments = parser.parse_args()
     print(machine())
     names = arguments.forms
     for model in arguments.models:
-        forms = make_forms(model, names, dtype=arguments.dtype)
+        forms = make_forms(
+            model, names, dtype=arguments.dtype, shared_weights=arguments.shared_weights
+        )
         print(f"\n{model} {arguments.dtype}, context {arguments.context}, ms a step")
         print(f"{'rows x tokens':16}" + "".join(f"{name:>10}" for name in names) + "   ratios")
         for shape in arguments.shapes:

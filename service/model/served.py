@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger("service.model")
 
+#: Settings of every decoder, with the names that its loader gives to its arguments.
+OF_DECODERS = (
+    *("block_size", "num_blocks", "kv_cache_memory_bytes", "attention_backend", "model_path"),
+    *("shared_weights", "shared_weights_bytes"),
+)
 NO_HOST_BLOCKS = (
     "preemption_mode 'swap' needs blocks in host memory, and by default there are none here: "
     "requests of full length fit on the device, or too little memory is free. Set "
@@ -123,20 +128,16 @@ def load_model(settings: Settings) -> ServedModel:
         settings.model_source,
         dtype=settings.dtype,
         device=settings.device,
-        block_size=settings.block_size,
-        num_blocks=settings.num_blocks,
-        kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
         num_host_blocks=0 if settings.preemption_mode == "recompute" else settings.num_host_blocks,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         num_speculative_tokens=settings.num_speculative_tokens,
         max_speculative_step_tokens=settings.max_speculative_step_tokens,
-        attention_backend=settings.attention_backend,
-        model_path=settings.model_path,
         deterministic=settings.deterministic,
         async_scheduling=settings.async_scheduling,
         adapters=_find_adapters(settings.adapters),
         now=time.monotonic,
+        **{name: getattr(settings, name) for name in OF_DECODERS},
     )
     facts = runner.config_facts
     if settings.preemption_mode == "swap" and not facts.num_host_blocks:
@@ -187,7 +188,6 @@ def _load_pooler(settings: Settings, task: str) -> ServedModel:
     if task == "classify":
         loaded = load_classifier(settings.model_source, **sizes)
     else:
-        names = "block_size num_blocks kv_cache_memory_bytes attention_backend model_path"
         loaded = load_embedder(
             settings.model_source,
             pooling=None if settings.pooling == "auto" else settings.pooling,
@@ -196,7 +196,7 @@ def _load_pooler(settings: Settings, task: str) -> ServedModel:
             async_scheduling=False,
             now=time.monotonic,
             deterministic=settings.deterministic,
-            **{name: getattr(settings, name) for name in names.split()},
+            **{name: getattr(settings, name) for name in OF_DECODERS},
             **sizes,
         )
     facts, folder = loaded.facts, loaded.folder

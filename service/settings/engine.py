@@ -88,6 +88,20 @@ class EngineSettings(ProcessSettings):
         "does not wait for the host. If off, each step waits for the tokens of the previous one.",
         default=True,
     )
+    shared_weights: Path | None = setting(
+        "Model",
+        "Folder for weights in the layout of the CPU kernels. The native workers of one user on "
+        "one machine map its files instead of having copies; it takes as much disk as the weights "
+        "have bytes. Unset: no file is written, and each worker has its own copy.",
+        default=None,
+    )
+    shared_weights_bytes: int = setting(
+        "Model",
+        "The most bytes in that folder. The files that were taken up longest ago are removed, but "
+        "none that a worker uses; what has no room is private.",
+        default=1 << 36,
+        ge=0,
+    )
     max_model_len: int | None = setting(
         "Model", "Longest prompt plus output in tokens; unset: the model's.", default=None, ge=1
     )

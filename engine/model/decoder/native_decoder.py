@@ -25,6 +25,8 @@ from engine.model.decoder.decoder_weights import (
 )
 from engine.model.decoder.native_adapters import PackedAdapters
 from engine.model.device.kv_pool import KVPool, LayerShape
+from engine.model.device.slabs import ALIGNMENT, Slabs
+from engine.model.device.weight_files import WeightFiles
 from engine.model.kernels.build import Variant
 from engine.model.kernels.library import (
     ExpertsStruct,
@@ -40,10 +42,6 @@ from engine.model.kernels.packing import PER_WORD, interleave, pack
 
 #: MAX_HEAD_DIM in kernels/cache.h.
 MAX_HEAD_DIM = 512
-#: Weights are stored in slabs of at least this many bytes, large enough for huge pages.
-SLAB_BYTES = 1 << 26
-#: A cache line.
-ALIGNMENT = 64
 #: Smaller results use torch's allocator: it does not return blocks of their size to the system.
 REUSED_BYTES = 1 << 24
 #: The factors `linear` and `cubic` of each activation; Gate in kernels/layers.h.
@@ -73,8 +71,9 @@ class NativeDecoder:
         adapters: Sequence[DecoderAdapter] = (),
         *,
         variant: Variant,
+        weight_files: WeightFiles | None = None,
     ) -> None:
-        """Pack the weights.
+        """Pack the weights, and share them with other processes if there are `weight_files`.
 
         Raises:
             NotSupported: the kernels do not support a size or the type.
@@ -90,11 +89,12 @@ class NativeDecoder:
         self._library = load_library(variant)
         #: Part of the engine's fingerprint.
         self.build = build_of(self._library)
+        self._slabs = Slabs(weight_files)
+        self._structs: list[ctypes.Structure] = []
         #: None if the head has the same weights: a token's embedding is then read from its strips.
         self.embedding = None if _is_tied(weights) else weights.embedding.contiguous()
-        self._slabs: list[torch.Tensor] = []
-        self._structs: list[ctypes.Structure] = []
-        self._room = 0  # Bytes left in the last slab.
+        if self.embedding is not None and weight_files is not None:
+            self.embedding = self._slabs.keep(self.embedding)
         self._pool: weakref.ref[KVPool] | None = None
         self._head_outputs = weights.head.weight.shape[0]
         self._logits = ReusedBuffer()
@@ -109,6 +109,7 @@ class NativeDecoder:
         )
         self._adapters = PackedAdapters(weights, adapters, self._keep)
         model = self._model(config, weights)
+        self._slabs.close()
         handle = self._library.quire_create(model)
         if handle is None:
             raise MemoryError("not enough memory for a decoder")
@@ -264,21 +265,8 @@ class NativeDecoder:
         return None if tensor is None else self._keep(tensor.float())
 
     def _keep(self, tensor: torch.Tensor) -> int:
-        """Copy a tensor to a slab after the previous one, and return its address.
-
-        The copy lives as long as the decoder.
-        """
-        size = -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
-        if size > self._room:
-            self._room = max(size, SLAB_BYTES)
-            self._slabs.append(torch.empty(self._room, dtype=torch.uint8))
-            self._library.quire_advise_huge_pages(self._slabs[-1].data_ptr(), self._room)
-        slab = self._slabs[-1]
-        assert slab.data_ptr() % ALIGNMENT == 0, "torch allocates whole cache lines"
-        start = len(slab) - self._room
-        slab[start : start + tensor.nbytes] = tensor.contiguous().flatten().view(torch.uint8)
-        self._room -= size
-        return slab.data_ptr() + start
+        """The address of a copy of a tensor, which lives as long as the decoder."""
+        return self._slabs.keep(tensor).data_ptr()
 
 
 class ReusedBuffer:

@@ -1,5 +1,7 @@
 """How much memory is free on the device, and the share of it that a KV pool takes by default."""
 
+import contextlib
+import ctypes
 import gc
 from pathlib import Path
 
@@ -36,6 +38,9 @@ def free_memory_bytes(device: torch.device) -> int:
 def release_memory(device: torch.device) -> None:
     """Free unreferenced memory; a dropped model has reference cycles, which need a collection."""
     gc.collect()
+    with contextlib.suppress(AttributeError):  # Only the C library of GNU has it.
+        # What was fused and packed leaves free memory behind, which the library would keep.
+        ctypes.CDLL(None).malloc_trim(0)
     if device.type == "cuda":
         # Memory in torch's cache would otherwise count as used.
         torch.cuda.empty_cache()

@@ -17,6 +17,7 @@ from engine.model.checks.determinism import NotInvariant, invariant_multiple
 from engine.model.checks.probe import check_adapter, probe
 from engine.model.checks.rehearsal import Rehearsal
 from engine.model.decoder.native_decoder import NativeDecoder
+from engine.model.device.weight_files import WeightFiles
 from engine.model.load.fast_path import ModelPath, choose_model
 from engine.model.run.model_runner import Limits
 from engine.model.wide.loader import LoadedModel
@@ -63,19 +64,19 @@ def choose(
     limits: Limits,
     deterministic: bool,
     now: Callable[[], float] | None,
+    weight_files: WeightFiles | None = None,
 ) -> Chosen:
     """Choose what is fastest on this machine; ModelRefused if a requested option does not work."""
     device = loaded.model.device
     served = probe(loaded.model, max_model_len=loaded.max_model_len)
     added = _add_adapters(served, adapters)
-    needs = served.attention_needs
     try:
         backend, block_size = choose_backend(
             attention_backend,
             dtype=loaded.dtype,
             device=device,
             block_size=block_size,
-            needs=needs,
+            needs=served.attention_needs,
             deterministic=deterministic,
         )
     except (AttentionCheckFailed, ValueError) as error:
@@ -86,6 +87,7 @@ def choose(
         model_path=model_path,
         block_size=block_size,
         compiled=attention_backend == "auto",
+        weight_files=weight_files,
     )
     multiple = 1
     if deterministic:
@@ -100,7 +102,7 @@ def choose(
         backend=backend,
         block_size=block_size,
         multiple=multiple,
-        needs=needs,
+        needs=served.attention_needs,
         hidden_size=int(loaded.model.config.get_text_config().hidden_size),
         width=served.width,
         max_model_len=loaded.max_model_len,

@@ -23,6 +23,7 @@ from engine.model.decoder.decoder_config import DecoderConfig, NotSupported, rea
 from engine.model.decoder.decoder_weights import DecoderWeights, read_weights
 from engine.model.decoder.fused_decoder import FusedDecoder
 from engine.model.decoder.native_decoder import NativeDecoder
+from engine.model.device.weight_files import WeightFiles
 from engine.model.kernels.build import KernelsUnavailable, best_variant
 from engine.model.wide.transformers_model import TransformersModel
 
@@ -64,6 +65,7 @@ def choose_model(
     model_path: ModelPath = "auto",
     block_size: int = 16,
     compiled: bool = True,
+    weight_files: WeightFiles | None = None,
 ) -> CausalModel:
     """The fastest model with the same results as `served`; `served` itself if there is no other.
 
@@ -73,6 +75,7 @@ def choose_model(
         model_path: "wide" excludes the fast path, "fast" requires it.
         block_size: block size of the pool that will be used.
         compiled: whether the C++ form may be chosen.
+        weight_files: where the C++ form shares its packed weights; None for nowhere.
 
     Raises:
         ModelRefused: `model_path` is "fast", and no form of the fast path can serve the model.
@@ -88,7 +91,7 @@ def choose_model(
             raise ModelRefused(f"the fast path cannot serve this model: {reason}") from reason
         logger.info("served by the wide path: %s", reason)
         return served
-    for form in _forms(weights.embedding.device.type, compiled=compiled):
+    for form in _forms(weights.embedding.device.type, compiled=compiled, weight_files=weight_files):
         try:
             model = form(config, weights, mapped)
             names = [adapter.name for adapter in adapters]
@@ -102,13 +105,13 @@ def choose_model(
     return served
 
 
-def _forms(device_type: str, *, compiled: bool) -> Iterator[Form]:
+def _forms(device_type: str, weight_files: WeightFiles | None, *, compiled: bool) -> Iterator[Form]:
     if device_type == "cuda":
         yield FusedDecoder
     if device_type == "cpu" and compiled:
         variant = best_variant()
         yield lambda config, weights, adapters: NativeDecoder(
-            config, weights, adapters, variant=variant
+            config, weights, adapters, variant=variant, weight_files=weight_files
         )
     yield Decoder
 

@@ -17,6 +17,7 @@ from engine.model.device.kv_pool import KVPool, bytes_per_block
 from engine.model.device.memory import free_memory_bytes, memory_share, release_memory
 from engine.model.device.pool_size import StepSize, blocks_in, memory_for_blocks, useful_blocks
 from engine.model.device.step_threads import StepThreads
+from engine.model.device.weight_files import weight_files_in
 from engine.model.kernels.build import KernelsUnavailable
 from engine.model.load.chosen import Chosen, choose
 from engine.model.load.copy_time import block_copy_seconds
@@ -29,6 +30,8 @@ from engine.model.wide.loader import LoadedModel, load_model
 #: docs/explanation/performance-log-service.md), and with smaller steps other requests get their
 #: next token sooner. A GPU computes hundreds of tokens in the time in which it reads the weights.
 NUM_BATCHED_TOKENS = {"cpu": 256, "cuda": 2048}
+#: Default of the most bytes in a folder of shared weights.
+SHARED_WEIGHTS_BYTES = 1 << 36
 #: The memory of the host, where the blocks of swapped requests are.
 HOST = torch.device("cpu")
 #: Share of the host's free memory that these blocks take by default.
@@ -59,21 +62,20 @@ def load_runner(
     deterministic: bool = False,
     async_scheduling: bool = True,
     adapters: Mapping[str, Path] = MappingProxyType({}),
+    shared_weights: Path | None = None,
+    shared_weights_bytes: int = SHARED_WEIGHTS_BYTES,
     now: Callable[[], float] | None = None,
     load: Callable[..., LoadedModel] = load_model,
 ) -> ModelRunner:
     """Load a model, check it and the attention backend on this machine, and size its KV pool.
 
-    The pool has `num_blocks` blocks; without that, as many as fit in `kv_cache_memory_bytes`;
-    without both, a share of the memory that the weights leave free, but not more than
-    `max_num_seqs` requests of full length could use. By default the host has as many blocks as a
-    share of its free memory holds, and none where requests never lack one. A named
-    `attention_backend` excludes the C++ decoder. With `deterministic`, logits do not depend on what
-    else a step computes. `async_scheduling` has no effect on a CPU. `adapters` are LoRA folders by
-    name, `load` reads weights. With a clock `now`, copies are timed, and first blocks are touched.
-
-    Raises:
-        ModelRefused: the model or the backend cannot be served here, or memory is too small.
+    The pool has `num_blocks` blocks, or as many as fit in `kv_cache_memory_bytes`; without both, a
+    share of the memory that the weights leave free, at most what `max_num_seqs` requests of full
+    length use. The host has as many as a share of its free memory holds, and none where requests
+    never lack one. A named `attention_backend` excludes the C++ decoder, which shares its weights
+    in `shared_weights`. With `deterministic`, logits do not depend on what else a step computes.
+    `adapters` are LoRA folders by name, `load` reads weights. With a clock `now`, copies are timed,
+    and first blocks are touched. ModelRefused if this cannot be served here, or memory lacks.
     """
     target = _prepared(device)
     most_tokens = max_num_batched_tokens or max(NUM_BATCHED_TOKENS[target.type], 2 * max_num_seqs)
@@ -86,6 +88,7 @@ def load_runner(
         adapters=adapters,
         limits=limits,
         deterministic=deterministic,
+        weight_files=weight_files_in(shared_weights, shared_weights_bytes),
         now=now,
     )
     release_memory(target)

@@ -49,6 +49,8 @@ FOR_THE_MODEL: dict[str, Any] = {
     "model_path": "wide",
     "deterministic": True,
     "async_scheduling": False,
+    "shared_weights": Path("shared"),
+    "shared_weights_bytes": 5,
 }
 
 

@@ -287,7 +287,7 @@ def test_of_zeros_nothing_but_zeros_is_right():
 
 
 def test_with_every_form_left_out_the_wide_path_serves(tmp_path, monkeypatch):
-    monkeypatch.setattr(fast_path, "_forms", lambda kind, *, compiled: iter(()))
+    monkeypatch.setattr(fast_path, "_forms", lambda kind, **options: iter(()))
     wide = served(FAMILIES["llama"], tmp_path)
     assert choose_model(wide) is wide
     with pytest.raises(ModelRefused, match="no form of the fast path works"):

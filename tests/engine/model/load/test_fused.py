@@ -169,9 +169,7 @@ def test_on_a_device_the_fused_form_is_tried_first_and_left_out_where_it_is_wron
 
     forms_for = fast_path._forms
     monkeypatch.setattr(fast_path, "FusedDecoder", Wrong)
-    monkeypatch.setattr(
-        fast_path, "_forms", lambda kind, *, compiled: forms_for("cuda", compiled=compiled)
-    )
+    monkeypatch.setattr(fast_path, "_forms", lambda kind, **options: forms_for("cuda", **options))
     save_model(LlamaConfig(**FAMILIES["llama"].to_diff_dict()), tmp_path)
     loaded = load_model(tmp_path, dtype="float32")
     served = probe(loaded.model, max_model_len=256)
