@@ -1,6 +1,7 @@
 """Vectors through the queue: one record each, computed again after a death, by the right model."""
 
 import asyncio
+import dataclasses
 import signal
 
 import pytest
@@ -11,6 +12,7 @@ from quire.errors import InvalidRequest, WaitTimeout
 from quire.wire.pooling import bytes_of
 from quire.wire.protocol import FinishReason, GenerationRequest, State
 from service.model.vectors import ServedVectors, encoded_within
+from service.outgoing.completions import MAX_LABEL_LENGTH
 from tests.service.builders import (
     BOS_ID,
     MAX_MODEL_LEN,
@@ -56,6 +58,18 @@ def test_an_embedding_is_one_record_without_a_token(queue: Queue):
     assert (completion.usage.prompt_tokens, completion.usage.completion_tokens) == (3, 0)
     assert completion.execution is not None and completion.execution.prefill_seconds is not None
     queue.assert_at_rest()
+
+
+def test_scores_have_the_name_of_the_largest_one(queue: Queue):
+    names = [f"class {index} ".ljust(MAX_LABEL_LENGTH + 1, "x") for index in range(FAKE_WIDTH)]
+    texts = [f"text {number}" for number in range(8)]
+    largest = [int(fake_vector(ids_of(text)).argmax()) for text in texts]
+    assert len(set(largest)) > 1, "the texts must be of several classes"
+    with WorkerThread(queue.settings(), vectors=dataclasses.replace(SCORES, labels=tuple(names))):
+        ends = [queue.result(submit(queue, text, kind="scores")).completion for text in texts]
+    assert [end.label for end in ends] == [names[index][:MAX_LABEL_LENGTH] for index in largest]
+    with WorkerThread(queue.settings(), vectors=SCORES):
+        assert queue.result(submit(queue, "text", kind="scores")).completion.label == ""
 
 
 def test_a_text_gets_the_prompt_of_its_name_and_the_special_tokens(queue: Queue):

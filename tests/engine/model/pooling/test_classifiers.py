@@ -56,6 +56,14 @@ def test_scores_are_those_of_transformers(name, num_labels, tmp_path):
     assert float((raw[0] - raw[1]).abs().max()) > 1e-3
 
 
+def test_the_labels_are_those_of_the_config_in_the_order_of_the_scores(tmp_path):
+    config, _ = CONFIGS["bert"]
+    names = {2: "good", 0: "bad", 1: "neutral"}
+    config = type(config)(**config.to_dict() | {"num_labels": 3, "id2label": names})
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path)
+    assert load(tmp_path).labels == ("bad", "neutral", "good")
+
+
 def test_the_second_text_of_a_pair_has_its_own_type(tmp_path):
     folder = save("bert", tmp_path / "model", num_labels=2)
     pair, prompt = Pooling(second_from=4, activates=False), PROMPTS[3]
