@@ -18,6 +18,7 @@ from redis.crc import key_slot
 from redis.exceptions import RedisError
 
 from quire.keys import Keys
+from tests.quire.certificates import files_of
 
 NUM_SLOTS = 16_384
 #: How long the nodes may take until they agree.
@@ -30,17 +31,25 @@ _POLL_SECONDS = 0.02
 class Node:
     """One server, with its own folder. It is started again with the same port and name."""
 
-    def __init__(self, program: str, folder: Path, *, options: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        program: str,
+        folder: Path,
+        *,
+        options: Sequence[str] = (),
+        certificate: Path | None = None,
+    ) -> None:
         self.port = _free_port()
         self._folder = folder / str(self.port)
         self._folder.mkdir()
         self._command = [
-            *(program, "--bind", "127.0.0.1", "--port", str(self.port)),
+            *(program, "--bind", "127.0.0.1", *_listening(self.port, certificate)),
             *("--dir", str(self._folder), "--cluster-enabled", "yes", "--save", ""),
             *("--cluster-allow-replica-migration", "no"),
             *("--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1", *options),
         ]
-        self.client = redis.Redis(port=self.port, socket_timeout=5.0)
+        trusted = {"ssl": True, "ssl_ca_certs": str(certificate)} if certificate else {}
+        self.client = redis.Redis(port=self.port, socket_timeout=5.0, **trusted)
         self.process: subprocess.Popen[bytes] | None = None
 
     def __repr__(self) -> str:
@@ -92,20 +101,33 @@ class Node:
 
 
 class Cluster:
-    """Masters that share all slots evenly, each with its replicas. A context manager."""
+    """Masters that share all slots evenly, each with its replicas. A context manager.
+
+    With `certificate`, a file with its key beside it, clients and nodes reach them by TLS alone.
+    """
 
     def __init__(
-        self, program: str, *, masters: int = 3, replicas: int = 0, options: Sequence[str] = ()
+        self,
+        program: str,
+        *,
+        masters: int = 3,
+        replicas: int = 0,
+        options: Sequence[str] = (),
+        certificate: Path | None = None,
     ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="quire-cluster-"))
         self.nodes = [
-            Node(program, self._folder, options=options) for _ in range(masters * (1 + replicas))
+            Node(program, self._folder, options=options, certificate=certificate)
+            for _ in range(masters * (1 + replicas))
         ]
         self._num_masters = masters
+        self._certificate = certificate
 
     @property
     def url(self) -> str:
         hosts = ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+        if self._certificate:
+            return f"rediss+cluster://{hosts}/?ssl_ca_certs={self._certificate}"
         return f"redis+cluster://{hosts}/"
 
     def __enter__(self) -> Cluster:
@@ -207,6 +229,16 @@ class Cluster:
         except RedisError:
             return False
         return True
+
+
+def _listening(port: int, certificate: Path | None) -> list[str]:
+    if certificate is None:
+        return ["--port", str(port)]
+    return [
+        *("--port", "0", "--tls-port", str(port), "--tls-auth-clients", "no"),
+        *("--tls-cluster", "yes", "--tls-replication", "yes"),
+        *("--tls-ca-cert-file", str(certificate), *files_of(certificate.parent)),
+    ]
 
 
 def slot_of(keys: Keys) -> int:

@@ -5,7 +5,6 @@ import contextlib
 import json
 import shutil
 import signal
-import subprocess
 import threading
 import traceback
 
@@ -25,6 +24,7 @@ from quire.transport.sentinel import connect_through_sentinels
 from quire.transport.urls import parts_of
 from quire.wire.output import State
 from tests.quire.builders import make_request, port_of
+from tests.quire.certificates import NO_TLS, files_of, make_certificate
 from tests.quire.sentinels import replicas_known_to, started_sentinel
 from tests.quire.waiting import eventually
 
@@ -197,28 +197,15 @@ def test_an_option_of_a_sentinel_url_that_would_not_be_heeded_is_refused(make, u
         make(url)
 
 
-def make_certificate(folder):
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1"]
-    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
-    command += ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
-    subprocess.run(command, check=True, capture_output=True)
-
-
 @pytest.fixture(scope="module")
 def secured(start, tmp_path_factory):
     """A server under TLS. Yields its port and the folder of its certificate, which it signed."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl to make a certificate with")
     folder, port = tmp_path_factory.mktemp("tls"), _free_port()
     make_certificate(folder)
-    options = ["--tls-port", str(port), "--tls-auth-clients", "no"]
-    for name in ("cert", "key"):
-        options += [f"--tls-{name}-file", str(folder / f"{name}.pem")]
     try:
-        start(*options)
+        start("--tls-port", str(port), "--tls-auth-clients", "no", *files_of(folder))
     except BrokerUnavailable as error:
-        # One that was built without does not know of it, or says so.
-        if any(text in str(error) for text in ("TLS support", ">>> 'tls-port")):
+        if any(text in str(error) for text in NO_TLS):
             pytest.skip("this redis-server was built without TLS")
         raise
     return port, folder
