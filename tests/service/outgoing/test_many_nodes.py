@@ -160,7 +160,7 @@ def test_the_work_of_a_node_is_the_same_at_4_and_at_64_nodes(trips: RoundTrips):
 
 
 def test_a_commit_asks_only_the_nodes_that_hold_its_requests(trips: RoundTrips):
-    found = counted(trips, 64, num_busy=3)
+    found = counted(trips, 16, num_busy=3)
     assert set(found.busy) == {Work(round_trips=1, scripts=NUM_SHARDS, others=0)}
     assert set(found.idle) == {Work(round_trips=0, scripts=0, others=0)}
 
