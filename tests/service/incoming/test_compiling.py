@@ -347,7 +347,9 @@ def test_a_schema_that_would_hang_a_worker_is_refused_while_others_are_served(qu
 
 @pytest.mark.processes
 def test_a_worker_that_is_told_to_end_leaves_no_compilation_behind(queue: Queue):
-    flags = ("--drain-seconds", "0", "--constraint-compile-seconds", "60")
+    # With less memory, the compilation could end before the signal is heard.
+    bounds = ("--constraint-compile-seconds", "60", "--constraint-compile-bytes", str(1 << 32))
+    flags = ("--drain-seconds", "0", *bounds)
     module = "tests.service.fake_worker"
     with WorkerProcess(queue.url, queue.name, *flags, module=module) as worker:
         request_id = queue.submit((1, 2), json_schema=BOMB.value)
