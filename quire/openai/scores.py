@@ -91,8 +91,10 @@ def field_of(form: ScoreForm, field: str) -> str:
 
 def must_be_scores(form: ScoreForm, completions: Sequence[Completion]) -> None:
     """InvalidRequest if the model gives no single score where one is asked for."""
+    if form not in ("score", "rerank"):
+        return
     most = max(len(one.embedding) for one in completions)
-    if form in ("score", "rerank") and most != 1:
+    if most != 1:
         message = f"has {most} classes and so no single score: use /v1/classify"
         raise InvalidRequest("body.model", message)
 

@@ -106,7 +106,7 @@ class StepThreads:
                 self._last_trial = now
 
     def _pause(self, now: int, elapsed: int) -> int:
-        """Nanoseconds until the next trial, when there are too many threads since `elapsed`."""
+        """Nanoseconds until the next trial, after `elapsed` of them with too many threads."""
         if self._is_trial:
             return max(SHORTEST_PAUSE, min(PAUSE_PER_TRIAL * elapsed, LONGEST_PAUSE))
         # A thread that was added a moment ago was added in error: its trial saw too little.
