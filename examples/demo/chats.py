@@ -54,18 +54,20 @@ PASSAGE_CHARACTERS = 50
 GOOD = "each answer is the undisturbed one, across the kill: no token lost, repeated or changed"
 
 
-def run(stage: Stage, *, max_tokens: int = MAX_TOKENS) -> dict[str, Any]:
+def run(
+    stage: Stage, *, max_tokens: int = MAX_TOKENS, kill_after: float = 0.5
+) -> dict[str, Any]:
     """Answer the chats undisturbed, then with a kill, and compare; returns the figures.
 
     They are those of the second run. `correct` counts the answers that are those of the first run,
-    `changed_answers` the others.
+    `changed_answers` the others. `kill_after` is the share of all tokens that the kill waits for.
     """
     print("first the answers of workers that nobody disturbs", file=sys.stderr)
     requests = submit_all(stage.client, max_tokens=max_tokens)
     undisturbed = Undisturbed.of(stage.play(requests, kill_at=None).follower.requests.values())
     print("now the same chats, and a kill in mid-sentence", file=sys.stderr)
     requests = submit_all(stage.client, max_tokens=max_tokens)
-    played = stage.play(requests, kill_at=undisturbed.num_tokens // 2)
+    played = stage.play(requests, kill_at=int(undisturbed.num_tokens * kill_after))
     verdict = stage.audit(played.follower, is_right=undisturbed.is_same)
     for line in passages(played.follower.requests.values()):
         print(line, file=sys.stderr)

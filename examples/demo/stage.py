@@ -46,7 +46,7 @@ class Stage:
             def on_news() -> None:
                 fleet.check()
                 if kill_at is not None and not fleet.killed and follower.num_tokens >= kill_at:
-                    display.say(f"SIGKILL for {fleet.kill_busiest()}: half of all tokens are there")
+                    display.say(f"SIGKILL for {fleet.kill_busiest()}: {kill_at} tokens are there")
                     display.say(f"  its leases run out in {LEASE_SECONDS:g} s")
                 if (resumed := follower.first_resumed()) is not None:
                     display.say(f"  {fleet.alive()} goes on with its requests: {resumed}")
