@@ -34,6 +34,8 @@ class PoolingOptions(TypedDict, total=False):
     #: The second text of a pair, for scores.
     pair: str | None
     use_activation: bool | None
+    #: A continuation of the input, for its likelihood: a text or token ids, as the input is.
+    choice: str | Sequence[int] | None
 
 
 class RequestOptions(PoolingOptions, total=False):
@@ -169,6 +171,9 @@ def _pooled(arguments: RequestArguments) -> tuple[Kind, dict[str, Any]] | None:
     if not isinstance(given, str) and not _is_sequence(given):
         raise InvalidRequest("input", "must be a text or a sequence of token ids")
     text = given if isinstance(given, str) else list(given)
+    choice = arguments.get("choice")
+    if isinstance(choice, tuple):
+        options["choice"] = list(choice)
     return kind or "embeddings", {"input": text, **options}
 
 

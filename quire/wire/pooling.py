@@ -1,5 +1,6 @@
 """Requests for a vector instead of an output: embeddings, and the scores of a classification head.
 
+Scores of a `choice` are the likelihood of a continuation under a model that generates text.
 The vector is in the terminal record; such a request publishes no token. A worker of an earlier
 version refuses these kinds by the field `kind`.
 """
@@ -39,8 +40,10 @@ ENCODING_FORMATS = ("float", "base64")
 
 _KNOWN: Mapping[PooledKind, tuple[str, ...]] = {
     "embeddings": ("dimensions", "encoding_format", "prompt_name"),
-    "scores": ("pair", "use_activation"),
+    "scores": ("pair", "use_activation", "choice"),
 }
+#: What a request with a `choice` cannot have: a head reads these, or the choice would be cut.
+_NOT_WITH_CHOICE = ("pair", "use_activation", "truncate_prompt_tokens")
 #: `user` identifies the caller, as in OpenAI's API.
 _KNOWN_OF_ALL = ("input", "model", "adapter", "user", "truncate_prompt_tokens")
 
@@ -57,6 +60,10 @@ class PoolingParams:
             TO_MODEL_LENGTH for as many as the model reads. With None, a longer one is refused.
         pair: the second text of a pair; None for one text.
         use_activation: whether scores are probabilities, and not the numbers of the head.
+        choice: a continuation of the input, a text or token ids as the input is. The vector is the
+            natural log-probability of each of its tokens under a model that generates text. Of
+            texts, these are the tokens behind the longest common beginning of the tokens of the
+            input and those of input and choice together. None for the scores of a head.
     """
 
     dimensions: int | None = None
@@ -64,6 +71,7 @@ class PoolingParams:
     truncate_prompt_tokens: int | None = None
     pair: str | None = None
     use_activation: bool = True
+    choice: str | tuple[int, ...] | None = None
 
     def differing(self) -> dict[str, Any]:
         """The values that differ from their defaults, by name."""
@@ -102,6 +110,7 @@ def parse_pooling(
         truncate_prompt_tokens=most_tokens,
         pair=_pair(prompt, body.get("pair")),
         use_activation=use_activation is not False,
+        choice=_choice(prompt, body),
     )
 
 
@@ -148,6 +157,23 @@ def _pair(prompt: str | list[int], pair: object) -> str | None:
     if not isinstance(prompt, str):
         raise InvalidRequest("body.pair", "needs an input that is a text")
     return pair
+
+
+def _choice(prompt: str | list[int], body: Mapping[str, Any]) -> str | tuple[int, ...] | None:
+    choice = body.get("choice")
+    if choice is None:
+        return None
+    for name in _NOT_WITH_CHOICE:
+        if body.get(name) is not None:
+            raise InvalidRequest(f"body.{name}", "cannot be combined with a choice")
+    if isinstance(prompt, str):
+        if isinstance(choice, str) and choice:
+            return choice
+        raise InvalidRequest("body.choice", "must be a non-empty string, as the input is a text")
+    if isinstance(choice, list) and 0 < len(choice) <= MAX_DIMENSIONS and is_token_ids(choice):
+        return tuple(choice)
+    message = f"must be an array of 1 to {MAX_DIMENSIONS} token ids, as the input is one"
+    raise InvalidRequest("body.choice", message)
 
 
 def _prompt_name(name: object) -> str | None:

@@ -31,7 +31,7 @@ def estimated_tokens(request: GenerationRequest) -> int:
     field = "messages" if request.kind == "chat.completions" else "prompt"
     prompts = [body.get(field)]
     if is_pooled(request.kind):
-        prompts = [body.get("input"), body.get("pair")]
+        prompts = [body.get("input"), body.get("pair"), body.get("choice")]
     num_tokens = sum(map(_tokens_of, prompts)) + most_tokens_of_answer(request)
     return min(num_tokens, MAX_TOKENS_PER_REQUEST)
 

@@ -5,6 +5,7 @@ import struct
 import pytest
 
 from quire.errors import InvalidRequest, ProtocolError
+from quire.wire.arguments import build_request
 from quire.wire.codec import pack, unpack
 from quire.wire.message import digest_of
 from quire.wire.output import Completion, FinishReason, State, TokenChunk
@@ -34,6 +35,51 @@ def test_a_body_says_which_vector_is_wanted():
     assert request_for(input=[1, 2]).parse_body().prompt == [1, 2]
 
 
+def test_a_choice_is_a_text_or_token_ids_as_the_input_is():
+    text = request_for("scores", choice=" b").parse_body().pooling
+    assert text == PoolingParams(choice=" b")
+    ids = request_for("scores", input=[1], choice=[2, 3]).parse_body().pooling
+    assert ids == PoolingParams(choice=(2, 3))
+    assert request_for("scores", choice=None).parse_body().pooling == PoolingParams()
+
+
+def test_a_clients_token_ids_may_be_tuples():
+    arguments = {"kind": "scores", "input": (1,), "choice": (2, 3)}
+    request, body = build_request(arguments, tenant="default", now_ms=None)
+    assert GenerationRequest.decode(request.encode()).body == {"input": [1], "choice": [2, 3]}
+    assert body.pooling == PoolingParams(choice=(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "choice"),
+    [
+        ("a", ""),
+        ("a", [1]),
+        ("a", 1),
+        ("a", [" b"]),
+        ([1], []),
+        ([1], " b"),
+        ([1], [-1]),
+        ([1], [True]),
+        ([1], [1] * (MAX_DIMENSIONS + 1)),
+    ],
+)
+def test_a_wrong_choice_is_refused(prompt, choice):
+    with pytest.raises(InvalidRequest) as refused:
+        request_for("scores", input=prompt, choice=choice).parse_body()
+    assert refused.value.field == "body.choice"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("pair", "c"), ("truncate_prompt_tokens", 8), ("use_activation", True)],
+)
+def test_a_choice_refuses_what_a_head_reads_and_what_would_cut_it(name, value):
+    with pytest.raises(InvalidRequest) as refused:
+        request_for("scores", choice=" b", **{name: value}).parse_body()
+    assert refused.value.field == f"body.{name}"
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "value"),
     [
@@ -56,6 +102,7 @@ def test_a_body_says_which_vector_is_wanted():
         ("embeddings", "max_tokens", 8),
         ("embeddings", "prompt", "a"),
         ("embeddings", "pair", "b"),
+        ("embeddings", "choice", "b"),
         ("scores", "dimensions", 8),
         ("scores", "pair", ""),
         ("scores", "use_activation", 1),
@@ -121,6 +168,10 @@ def test_the_digest_covers_the_kind_and_what_is_wanted():
         request_for(truncate_prompt_tokens=8),
         request_for("scores", pair="b"),
         request_for("scores", use_activation=False),
+        request_for("scores", choice="b"),
+        request_for("scores", choice="c"),
+        request_for("scores", input=[1], choice=[2]),
+        request_for("scores", input=[1, 2]),
         GenerationRequest(id="r", kind="completions", body={"prompt": "a text"}),
     ]
     digests = {digest_of(one) for one in requests}
@@ -128,9 +179,14 @@ def test_the_digest_covers_the_kind_and_what_is_wanted():
     assert digest_of(request_for(user="u", encoding_format="base64")) == digest_of(request_for())
 
 
+def test_a_digest_from_before_there_were_choices_stays():
+    assert digest_of(request_for("scores", pair="b")).hex() == "31f3bc31f4f773cd7be285dfa2aff1"
+
+
 def test_the_input_is_all_that_it_is_counted_as():
     assert estimated_tokens(request_for(input=[1] * 7)) == 7
     assert estimated_tokens(request_for("scores", input="x" * 8, pair="y" * 12)) == 5
+    assert estimated_tokens(request_for("scores", input=[1] * 7, choice=[2] * 3)) == 10
     assert most_tokens_of_answer(request_for()) == 0
 
 
