@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from quire.transport.local_redis import LocalRedis
     from quire.wire.arguments import RequestArguments
     from quire.wire.ends import End
-    from quire.wire.logprobs import TokenLogprob, TopLogprob
+    from quire.wire.logprobs import PromptToken, TokenLogprob, TopLogprob
     from quire.wire.protocol import (
         PROTOCOL_VERSION,
         Activity,
@@ -87,6 +87,7 @@ __all__ = [
     "LocalRedis",
     "OutputRewound",
     "Priority",
+    "PromptToken",
     "ProtocolError",
     "QueueFull",
     "QueueLimits",
@@ -140,7 +141,7 @@ _NAMES_OF = {
     "client.reader": ("SharedReadsBroker",),
     "transport.local_redis": ("LocalRedis",),
     "wire.ends": ("End",),
-    "wire.logprobs": ("TokenLogprob", "TopLogprob"),
+    "wire.logprobs": ("PromptToken", "TokenLogprob", "TopLogprob"),
     "wire.protocol": (
         "PROTOCOL_VERSION",
         "Activity",

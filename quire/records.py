@@ -148,6 +148,20 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptToken:
+    """A token of the prompt, how likely the model found it there, and the likeliest at its index.
+
+    `logprob` is None for the first token, as there is nothing before it; it has no `top` either.
+    Numbers and `text` are as those of TokenLogprob.
+    """
+
+    token_id: int
+    logprob: float | None
+    text: str
+    top: tuple[TopLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class TerminalRecord:
     """The fields of a Completion, which is the one terminal record of a request.
 
@@ -179,6 +193,8 @@ class TerminalRecord:
     #: The hash of all tokens of the log; see TokenChunk.
     prefix_hash: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()
+    #: One for each token of the prompt if the request has `prompt_logprobs`, else none.
+    prompt_tokens: tuple[PromptToken, ...] = ()
     #: The vector of a request for an embedding or for scores: float32, little-endian.
     vector: bytes = b""
     #: The model's name of the class with the largest score; empty without scores.

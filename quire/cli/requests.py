@@ -44,6 +44,7 @@ _SAMPLING: dict[str, tuple[type, str]] = {
     "frequency_penalty": (float, "the same, multiplied by the number of occurrences"),
     "seed": (int, "seed of the sampling [a new one each time]"),
     "logprobs": (int, "return log-probabilities of each token and of the N likeliest"),
+    "prompt_logprobs": (int, "the same of each token of the prompt"),
 }
 
 

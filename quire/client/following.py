@@ -202,6 +202,7 @@ def joined(completion: Completion, chunks: Sequence[TokenChunk]) -> Completion:
         token_ids=token_ids,
         text_ends=tuple(ends) if len(ends) == len(token_ids) else (),
         logprobs=tuple(one for chunk in chunks for one in chunk.logprobs),
+        prompt_tokens=chunks[0].prompt_tokens if chunks else (),
     )
 
 

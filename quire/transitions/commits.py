@@ -185,7 +185,9 @@ def _added(published: int) -> CommitReply:
 
 
 def _packed_tokens(item: CommitItem) -> bytes:
-    return pack_tokens(item.logprobs) if item.logprobs else pack_ids(item.token_ids)
+    if item.prompt_tokens or item.logprobs:
+        return pack_tokens(item.logprobs or item.token_ids, item.prompt_tokens)
+    return pack_ids(item.token_ids)
 
 
 @lru_cache(maxsize=4096)

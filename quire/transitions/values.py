@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from quire.wire.logprobs import TokenLogprob
+from quire.wire.logprobs import PromptToken, TokenLogprob
 from quire.wire.output import Activity, Completion, State, TokenChunk
 from quire.wire.protocol import Priority
 
@@ -147,10 +147,10 @@ class NotClaimed:
 class CommitItem:
     """One request's part of a commit: the tokens from `start` on, and the end if this is it.
 
-    `text` is what these tokens added to the text; for `text_ends` and `logprobs` see TokenChunk.
-    The token ids may be empty only with a `completion` or an `activity`. A `fingerprint` is
-    recorded with the first token of a request and replaces that of its first claim, whose worker
-    may have generated nothing and did not know the adapter before it had read the request.
+    `text` is what these tokens added to the text; for `text_ends`, `logprobs` and `prompt_tokens`
+    see TokenChunk. Only with a `completion` or an `activity` may the token ids be empty. With the
+    first token of a request a `fingerprint` replaces that of its first claim, whose worker may have
+    generated nothing and did not know the adapter before it had read the request.
     `activity` is what the request does now, if that has changed; not with a `completion`.
     """
 
@@ -163,6 +163,7 @@ class CommitItem:
     logprobs: tuple[TokenLogprob, ...] = ()
     fingerprint: str = ""
     activity: Activity | None = None
+    prompt_tokens: tuple[PromptToken, ...] = ()
 
     def __post_init__(self) -> None:
         assert self.start >= 0, "a commit cannot start before the first token"
@@ -170,6 +171,7 @@ class CommitItem:
         assert not (self.completion and self.activity), "an ended request does nothing"
         assert "\n" not in self.fingerprint, "it stands in a line"
         assert len(self.text_ends) in (0, len(self.token_ids)), "one text end per token, or none"
+        assert not self.prompt_tokens or (self.token_ids and not self.start), "a prompt comes first"
         if self.logprobs:
             assert [one.token_id for one in self.logprobs] == [*self.token_ids], "of other tokens"
 
@@ -317,10 +319,8 @@ class RequestStatus:
 
         An open one that has no time left is waiting for somebody to end it.
         """
-        if self.cancel_requested:
-            return 0.0
-        if self.deadline_ms is None:
-            return None
+        if self.cancel_requested or self.deadline_ms is None:
+            return 0.0 if self.cancel_requested else None
         return max(0, self.deadline_ms - self.at_ms) / 1000
 
 
@@ -355,9 +355,9 @@ class QueueLimits:
     rates: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for limit in (self.requests, self.tokens, self.per_tenant, self.rate):
-            if limit is not None and limit < 1:
-                raise ValueError("a limit is at least 1; None is no limit")
+        limits = (self.requests, self.tokens, self.per_tenant, self.rate)
+        if any(limit is not None and limit < 1 for limit in limits):
+            raise ValueError("a limit is at least 1; None is no limit")
         if any(limit < 0 for limit in (*self.tenants.values(), *self.rates.values())):
             raise ValueError("the limit of a tenant is not negative; 0 is no limit")
 

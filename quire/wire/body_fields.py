@@ -69,7 +69,6 @@ _OF_VLLM: Mapping[str, Unsupported] = {
     "priority": Unsupported(
         (0,), "is not supported: use service_tier or the header X-Quire-Priority"
     ),
-    "prompt_logprobs": Unsupported((), "is not supported: a log has the output only"),
     "request_id": Unsupported(
         (), "is not supported: the header Idempotency-Key makes a call repeatable"
     ),

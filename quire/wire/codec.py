@@ -90,9 +90,9 @@ def pack_ids(token_ids: Sequence[int]) -> bytes:
     return data
 
 
-def pack_array(values: Sequence[object]) -> bytes:
-    """Encodes our own values as a msgpack array, with floats in single precision."""
-    data: bytes = msgpack.packb(list(values), use_single_float=True)
+def pack_own(value: object) -> bytes:
+    """Encodes a value of our own, with floats in single precision."""
+    data: bytes = msgpack.packb(value, use_single_float=True)
     return data
 
 

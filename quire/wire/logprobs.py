@@ -1,48 +1,85 @@
-"""Log-probabilities of the tokens of an output: how a log encodes them.
+"""Log-probabilities of the tokens of an output and of its prompt: how a log encodes them.
 
 The field `ids` of a log entry is an array with the id of each token. If the request has `logprobs`,
 each item is an array instead: id, log-probability and text of the token, then the same three of
 each of the likeliest tokens at this index. So a token is never published without its
 log-probabilities, scripts still handle `ids` as plain bytes, and logs of other requests are the
 same as before.
+
+If the request has `prompt_logprobs`, the field of the first entry is a map: `tokens` is that array,
+and `prompt` has such an item for each token of the prompt; the log-probability of the first is nil.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from quire.errors import ProtocolError
-from quire.records import TokenLogprob, TopLogprob
-from quire.wire.codec import is_token_id, is_token_ids, pack_array, unpack
+from quire.records import PromptToken, TokenLogprob, TopLogprob
+from quire.wire.codec import is_token_id, is_token_ids, pack_own, unpack
 
-__all__ = ["MAX_TOP_LOGPROBS", "TokenLogprob", "TopLogprob", "pack_tokens", "unpack_tokens"]
+__all__ = [
+    "MAX_PROMPT_LOGPROBS",
+    "MAX_TOP_LOGPROBS",
+    "PromptToken",
+    "TokenLogprob",
+    "Tokens",
+    "TopLogprob",
+    "pack_tokens",
+    "unpack_tokens",
+]
 
 #: The most of the likeliest tokens that are given with each token; the same limit as OpenAI's.
 MAX_TOP_LOGPROBS = 20
 
+#: The most records that a log has of a prompt: its tokens, times 1 and `prompt_logprobs`. They are
+#: in one entry, and readers accept no entry with more than 1 MiB of them.
+MAX_PROMPT_LOGPROBS = 32_768
 
-def pack_tokens(logprobs: Sequence[TokenLogprob]) -> bytes:
-    """Encodes tokens with their log-probabilities as one msgpack array."""
-    return pack_array([_row(one) for one in logprobs])
+
+class Tokens(NamedTuple):
+    """What the field `ids` of an entry holds; `logprobs` has one record for each id, or none."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    prompt: tuple[PromptToken, ...]
 
 
-def unpack_tokens(data: bytes) -> tuple[tuple[int, ...], tuple[TokenLogprob, ...]]:
-    """Decodes an array of tokens: the ids, and one log-probability record for each, or none.
+def pack_tokens(
+    tokens: Sequence[TokenLogprob] | Sequence[int], prompt: Sequence[PromptToken] = ()
+) -> bytes:
+    """Encodes tokens, as ids or with their log-probabilities, and those of the prompt, if any."""
+    rows = [one if isinstance(one, int) else _row(one) for one in tokens]
+    return pack_own({"prompt": [_row(one) for one in prompt], "tokens": rows} if prompt else rows)
 
-    ProtocolError when it holds anything else, or if only some of the tokens have them.
+
+def unpack_tokens(data: bytes) -> Tokens:
+    """Decodes what `pack_tokens` made, or plain ids.
+
+    ProtocolError when it holds anything else, or if only some of the tokens have log-probabilities.
     """
-    value = unpack(data)
+    value, prompt = unpack(data), tuple[PromptToken, ...]()
+    if isinstance(value, dict) and value.keys() == {"prompt", "tokens"}:
+        prompt, value = _prompt_of(value["prompt"]), value["tokens"]
     if is_token_ids(value):
-        return tuple(value), ()
+        return Tokens(tuple(value), (), prompt)
     if not isinstance(value, list) or not all(map(_is_row, value)):
         raise ProtocolError("message is not an array of tokens")
-    logprobs = tuple(map(_logprob_of, value))
-    return tuple(one.token_id for one in logprobs), logprobs
+    logprobs = tuple(TokenLogprob(*row[:3], top=_tops_of(row)) for row in value)
+    return Tokens(tuple(one.token_id for one in logprobs), logprobs, prompt)
 
 
-def _row(one: TokenLogprob) -> list[object]:
+def _prompt_of(value: object) -> tuple[PromptToken, ...]:
+    first, *others = value if isinstance(value, list) and value else (None,)
+    is_first = isinstance(first, list) and len(first) == 3 and first[1] is None
+    if not is_first or not all(map(_is_row, [[first[0], 0.0, first[2]], *others])):
+        raise ProtocolError("message is not an array of the tokens of a prompt")
+    return tuple(PromptToken(*row[:3], top=_tops_of(row)) for row in (first, *others))
+
+
+def _row(one: TokenLogprob | PromptToken) -> list[object]:
     row: list[object] = [one.token_id, one.logprob, one.text]
     for top in one.top:
         row += top.token_id, top.logprob, top.text
@@ -60,7 +97,6 @@ def _is_row(value: object) -> bool:
     )
 
 
-def _logprob_of(row: Sequence[Any]) -> TokenLogprob:
+def _tops_of(row: Sequence[Any]) -> tuple[TopLogprob, ...]:
     tops = zip(row[3::3], row[4::3], row[5::3], strict=True)
-    token_id, logprob, text = row[:3]
-    return TokenLogprob(token_id, logprob, text, tuple(TopLogprob(*top) for top in tops))
+    return tuple(TopLogprob(*top) for top in tops)

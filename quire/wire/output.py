@@ -18,6 +18,7 @@ from quire.records import (
     ErrorInfo,
     Execution,
     FinishReason,
+    PromptToken,
     State,
     TerminalRecord,
     Timing,
@@ -51,6 +52,8 @@ class TokenChunk:
     a reader can cut the text between two tokens; empty if the writer did not send it.
     `prefix_hash` is the hash of all tokens of the log before `end` (see history.py), empty in logs
     without hashes. `logprobs` has one record per token if the request has `logprobs`, else none.
+    `prompt_tokens` has one record per token of the prompt if the request has `prompt_logprobs`: in
+    the chunk with the first token of the output, for a reader that has no token yet.
     `published_at` is when the chunk was written to the log, in seconds since the Unix epoch on the
     clock of Redis, to a millisecond; None in logs of versions that did not record it.
     """
@@ -63,6 +66,7 @@ class TokenChunk:
     prefix_hash: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()
     published_at: float | None = None
+    prompt_tokens: tuple[PromptToken, ...] = ()
 
     @property
     def end(self) -> int:
@@ -87,23 +91,25 @@ class TokenChunk:
             text=self.text[cut:],
             text_ends=tuple(end - cut for end in self.text_ends[skipped:]),
             logprobs=self.logprobs[skipped:],
+            prompt_tokens=(),
         )
 
     @classmethod
     def from_entry(cls, entry_id: bytes, fields: Mapping[bytes, bytes]) -> TokenChunk:
         """Reads a log entry. ProtocolError when it is not one of ours."""
         last, epoch = split_entry_id(entry_id)
-        ids, logprobs = unpack_tokens(fields.get(b"ids", b""))
+        ids, logprobs, prompt = unpack_tokens(fields.get(b"ids", b""))
         try:
             start, text = int(fields[b"from"]), fields[b"text"].decode()
             published_at = int(fields[b"at_ms"]) / 1000 if b"at_ms" in fields else None
         except (KeyError, ValueError) as error:
             raise ProtocolError(f"log entry {entry_id!r} is damaged: {error!r}") from error
         ends = unpack_ids(fields[b"ends"]) if b"ends" in fields else ()
-        if start + len(ids) != last + 1 or not ids or (ends and len(ends) != len(ids)):
+        is_placed = start + len(ids) == last + 1 and (start == 0 or not prompt)
+        if not is_placed or not ids or (ends and len(ends) != len(ids)):
             raise ProtocolError(f"log entry {entry_id!r} contradicts its own index")
         prefix = _prefix_hash(fields)
-        return cls(start, ids, text, epoch, ends, prefix, logprobs, published_at)
+        return cls(start, ids, text, epoch, ends, prefix, logprobs, published_at, prompt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +119,8 @@ class Completion(TerminalRecord):
     The author, usually a worker, writes what only the author knows. The reader fills in `attempts`,
     `resumes`, `timing`, `metadata` and `usage.completion_tokens` from the broker's stamps in the
     terminal entry: the broker saw all attempts, the last worker only its own. `Client.result` joins
-    `text`, `token_ids`, `text_ends` and `logprobs` from the log; elsewhere they are empty.
-    `logprobs` is also empty if the request does not have the parameter.
+    `text`, `token_ids`, `text_ends`, `logprobs` and `prompt_tokens` from the log; elsewhere they
+    are empty. The last two are also empty if the request does not have the parameter.
     """
 
     @property

@@ -109,6 +109,8 @@ class SamplingParams(BaseModel):
     """Seed of the noise. The client draws one at submit, so that a takeover has the same seed."""
     logprobs: _Int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     """Publish each token's log-probability, and those of this many likeliest; unset: none."""
+    prompt_logprobs: _Int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    """The same of each token of the prompt, for its place in the prompt; unset: none."""
     stop: tuple[_StopString, ...] = Field(default=(), max_length=MAX_STOP_STRINGS)
     """Texts that end the output."""
     stop_token_ids: tuple[_TokenId, ...] = Field(default=(), max_length=MAX_STOP_TOKEN_IDS)

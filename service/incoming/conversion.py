@@ -173,7 +173,7 @@ def engine_sampling(wire: SamplingParams, *, request_id: str) -> EngineSampling:
         digest = hashlib.blake2b(request_id.encode(), digest_size=8).digest()
         seed = int.from_bytes(digest, "little", signed=True)
     biases = tuple(wire.logit_bias.items())
-    fields = wire.model_dump(exclude=set[str](CONSTRAINTS))
+    fields = wire.model_dump(exclude={*CONSTRAINTS, "prompt_logprobs"})
     return EngineSampling(**fields | {"seed": seed, "logit_bias": biases})
 
 

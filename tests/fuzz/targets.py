@@ -18,7 +18,7 @@ from quire.transitions.output_log import OutputRead
 from quire.transitions.replies import claim_answer, dead_letter_of, status_of, worker_of
 from quire.transitions.values import Claimed
 from quire.wire.codec import MAX_MESSAGE_BYTES, MAX_TOKEN_ID, pack, pack_ids, unpack, unpack_ids
-from quire.wire.logprobs import TokenLogprob, TopLogprob, pack_tokens
+from quire.wire.logprobs import PromptToken, TokenLogprob, TopLogprob, pack_tokens
 from quire.wire.output import Completion, FinishReason, State, TokenChunk, Usage
 from quire.wire.protocol import GenerationRequest
 
@@ -123,6 +123,9 @@ _FIELDS = [
     {b"from": b"0", b"text": b"ab", b"ids": pack_tokens(
         [TokenLogprob(1, -0.5, "a", (TopLogprob(1, -0.5, "a"),)), TokenLogprob(2, -1.5, "b")]
     )},
+    {b"from": b"0", b"text": b"ab", b"ids": pack_tokens(
+        [1, 2], [PromptToken(8, None, "x"), PromptToken(9, -2.5, "y", (TopLogprob(9, -2.5, "y"),))]
+    )},
     {b"done": _DONE.encode(), b"attempts": b"1", b"resumes": b"0", b"submitted_ms": b"5",
      b"finished_ms": b"9", b"metadata": pack({"a": 1}), b"prefix": b"3.4"},
     {b"state": b"running", b"priority": b"1", b"published": b"2", b"attempts": b"1",
@@ -177,4 +180,5 @@ def _check_cuts(chunk: TokenChunk) -> None:
         assert rest is not None
         assert rest.token_ids == chunk.token_ids[seen - chunk.start :]
         assert rest.logprobs == chunk.logprobs[seen - chunk.start :]
+        assert not rest.prompt_tokens
         assert chunk.text.endswith(rest.text)

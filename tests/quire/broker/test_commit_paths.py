@@ -9,6 +9,7 @@ from quire.broker.broker import Broker
 from quire.errors import ProtocolError
 from quire.transitions.commits import MIN_ITEMS_PARTED, CommitCalls
 from quire.transitions.values import BackOff, CommitStatus
+from quire.wire.logprobs import PromptToken, TopLogprob
 from quire.wire.output import ErrorInfo
 from tests.quire.builders import (
     Snapshot,
@@ -72,6 +73,25 @@ def test_log_probabilities_stand_in_the_log_by_either_way_and_leave_its_hash_as_
     for chunks, completion in (told, untold):
         assert token_ids_of(chunks) == [token_at(index) for index in range(6)]
         assert completion.prefix_hash == untold[1].prefix_hash
+
+
+def test_the_prompt_stands_in_the_first_entry_and_leaves_the_hash_as_it_is(broker):
+    prompt = (PromptToken(8, None, "x"), PromptToken(9, -1.5, "y", (TopLogprob(7, -0.5, "z"),)))
+    claims = [submit_and_claim(broker, id=name).claim for name in "abc"]
+    items = [make_item(claim, 0, 2) for claim in claims]
+    told = [replace(items[0], prompt_tokens=prompt), with_logprobs(items[1]), items[2]]
+    told[1] = replace(told[1], prompt_tokens=prompt)
+    for _ in range(2):
+        broker.commit(told)
+    broker.commit([make_item(claim, 2, 3, final=True) for claim in claims])
+    logs = [read_all(broker, name) for name in "abc"]
+    assert [[chunk.prompt_tokens for chunk in chunks] for chunks, _ in logs] == [
+        [prompt, ()],
+        [prompt, ()],
+        [(), ()],
+    ]
+    assert len(logs[1][0][0].logprobs) == 2 and not logs[0][0][0].logprobs
+    assert len({completion.prefix_hash for _, completion in logs}) == 1
 
 
 def test_a_commit_leaves_the_lease_to_the_heartbeat(broker, connection):

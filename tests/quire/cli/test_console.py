@@ -63,7 +63,7 @@ def test_our_records_are_plain_json():
     chunk = TokenChunk(0, (1, 2), "ab", 1)
     assert json.loads(to_json({"chunk": chunk, "state": State.QUEUED, "bytes": b"x"})) == {
         "chunk": {"start": 0, "token_ids": [1, 2], "text": "ab", "epoch": 1, "text_ends": []}
-        | {"prefix_hash": "", "logprobs": [], "published_at": None},
+        | {"prefix_hash": "", "logprobs": [], "published_at": None, "prompt_tokens": []},
         "state": "queued",
         "bytes": "x",
     }

@@ -12,12 +12,14 @@ from quire import (
     DeadlineExceeded,
     InvalidRequest,
     OutputRewound,
+    PromptToken,
     ProtocolError,
     QueueFull,
     RequestFailed,
     ResultExpired,
     SamplingParams,
     State,
+    TopLogprob,
     UnknownRequest,
     WaitTimeout,
 )
@@ -92,6 +94,20 @@ def test_log_probabilities_come_with_their_tokens_wherever_a_reader_begins(clien
     for seen in range(7):
         rest = [one for chunk in handle.stream(after=seen) for one in chunk.logprobs]
         assert rest == list(wanted[seen:])
+
+
+def test_the_tokens_of_the_prompt_are_in_the_result_and_in_the_first_chunk(client, broker):
+    handle = client.submit([8, 9], sampling={"prompt_logprobs": 1})
+    answer = claim_next(broker)
+    asked = GenerationRequest.decode(answer.request_bytes).parse_body().sampling
+    prompt = (PromptToken(8, None, "x"), PromptToken(9, -1.5, "y", (TopLogprob(7, -0.5, "z"),)))
+    broker.commit([replace(make_item(answer.claim, 0, 3), prompt_tokens=prompt)])
+    broker.commit([make_item(answer.claim, 3, 6, final=True)])
+    completion = handle.result(timeout=5)
+    assert (asked.prompt_logprobs, asked.logprobs) == (1, None)
+    assert (completion.prompt_tokens, completion.logprobs) == (prompt, ())
+    assert [chunk.prompt_tokens for chunk in handle.stream()] == [prompt, ()]
+    assert [chunk.prompt_tokens for chunk in handle.stream(after=1)] == [(), ()]
 
 
 def test_a_seed_is_drawn_at_submit_and_a_given_one_is_kept(client, broker):

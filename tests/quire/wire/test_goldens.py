@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from quire.wire.codec import pack_ids, unpack_ids
-from quire.wire.logprobs import TokenLogprob, TopLogprob, pack_tokens, unpack_tokens
+from quire.wire.logprobs import (
+    PromptToken,
+    TokenLogprob,
+    Tokens,
+    TopLogprob,
+    pack_tokens,
+    unpack_tokens,
+)
 from quire.wire.output import Completion, ErrorInfo, FinishReason, State, TokenChunk, Usage
 from quire.wire.protocol import GenerationRequest, Priority
 
@@ -68,6 +75,19 @@ TOKENS = {
     )
 }  # fmt: skip
 
+PROMPTS = {
+    "tokens-with-prompt": Tokens(
+        (5, 70_000), (), (
+            PromptToken(1, None, "<s>"),
+            PromptToken(9_000, -2.0, "\u00e9", (TopLogprob(0, -0.5, " a"),)),
+        ),
+    ),
+    "tokens-with-prompt-and-logprobs": Tokens(
+        (5,), (TokenLogprob(5, -0.5, "a", (TopLogprob(5, -0.5, "a"),)),),
+        (PromptToken(1, None, "x"), PromptToken(2, float("-inf"), "\ufffd")),
+    ),
+}  # fmt: skip
+
 #: Log entries as the server returns them: id, then names and values in base 16.
 ENTRIES = json.loads((GOLDENS / "log-entries.json").read_text())
 
@@ -96,9 +116,16 @@ def test_recorded_token_ids_are_read_and_written_as_they_were(name):
 
 @pytest.mark.parametrize("name", TOKENS)
 def test_recorded_tokens_are_read_and_written_with_their_log_probabilities(name):
-    ids, logprobs = unpack_tokens(golden(name))
-    assert ids == tuple(one.token_id for one in TOKENS[name])
+    ids, logprobs, prompt = unpack_tokens(golden(name))
+    assert (ids, prompt) == (tuple(one.token_id for one in TOKENS[name]), ())
     assert pack_tokens(logprobs) == pack_tokens(TOKENS[name]) == golden(name)
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_a_recorded_prompt_is_read_and_written_beside_the_first_tokens(name):
+    wanted = PROMPTS[name]
+    assert unpack_tokens(golden(name)) == wanted
+    assert pack_tokens(wanted.logprobs or wanted.ids, wanted.prompt) == golden(name)
 
 
 def test_recorded_log_entries_are_read_as_they_were():
@@ -118,4 +145,4 @@ def test_recorded_log_entries_are_read_as_they_were():
 
 def test_every_recorded_file_is_tested():
     recorded = {path.stem for path in GOLDENS.glob("*.msgpack")}
-    assert recorded == {*REQUESTS, *COMPLETIONS, *TOKEN_IDS, *TOKENS}
+    assert recorded == {*REQUESTS, *COMPLETIONS, *TOKEN_IDS, *TOKENS, *PROMPTS}

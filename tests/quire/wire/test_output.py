@@ -8,7 +8,7 @@ from quire.errors import ProtocolError
 from quire.records import Execution
 from quire.transitions.output_log import OutputRead
 from quire.wire.codec import pack, pack_ids
-from quire.wire.logprobs import TokenLogprob
+from quire.wire.logprobs import PromptToken, TokenLogprob, pack_tokens
 from quire.wire.output import Completion, ErrorInfo, FinishReason, State, TokenChunk, Usage
 
 chunks = st.lists(st.text(max_size=3), min_size=1, max_size=8).flatmap(
@@ -40,6 +40,16 @@ def test_a_cut_chunk_is_exactly_what_the_reader_does_not_have(chunk, seen):
     assert rest.text == chunk.text[cut:]
     assert rest.text_ends[-1] == len(rest.text)
     assert rest.logprobs == chunk.logprobs[skipped:]
+
+
+def test_the_prompt_comes_with_the_first_token_and_to_nobody_who_has_that():
+    prompt = (PromptToken(8, None, "x"), PromptToken(9, -1.5, "y"))
+    fields = {b"from": b"0", b"ids": pack_tokens([1, 2], prompt), b"text": b"ab"}
+    chunk = TokenChunk.from_entry(b"1-1", fields)
+    assert (chunk.token_ids, chunk.logprobs, chunk.prompt_tokens) == ((1, 2), (), prompt)
+    assert chunk.after(0) == chunk
+    rest = chunk.after(1)
+    assert rest is not None and (rest.token_ids, rest.prompt_tokens) == ((2,), ())
 
 
 @given(chunks, st.integers(0, 70), st.integers(0, 70))
@@ -111,11 +121,13 @@ def test_unknown_fields_of_a_completion_are_ignored():
         (b"0-1", {b"from": b"0", b"ids": pack_ids([1])}),
         (b"0-1", {b"from": b"0", b"ids": pack_ids([1]), b"text": b"", b"ends": pack_ids([1, 2])}),
         (b"0-1", {b"from": b"0", b"ids": b"junk", b"text": b""}),
+        (b"1-1", {b"from": b"1", b"ids": pack_tokens([1], [PromptToken(8, None, "x")]),
+                  b"text": b""}),
         (b"0-1", {b"something": b"else"}),
         (b"x-1", {b"from": b"0", b"ids": pack_ids([1]), b"text": b""}),
         (b"0-1", {b"done": b"junk"}),
     ],
-)
+)  # fmt: skip
 def test_an_entry_that_is_not_ours_or_contradicts_its_id_is_a_protocol_error(entry_id, fields):
     with pytest.raises(ProtocolError):
         list(OutputRead("a", [(entry_id, fields)], seen=0))
