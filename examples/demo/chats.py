@@ -54,9 +54,7 @@ PASSAGE_CHARACTERS = 50
 GOOD = "each answer is the undisturbed one, across the kill: no token lost, repeated or changed"
 
 
-def run(
-    stage: Stage, *, max_tokens: int = MAX_TOKENS, kill_after: float = 0.5
-) -> dict[str, Any]:
+def run(stage: Stage, *, max_tokens: int = MAX_TOKENS, kill_after: float = 0.5) -> dict[str, Any]:
     """Answer the chats undisturbed, then with a kill, and compare; returns the figures.
 
     They are those of the second run. `correct` counts the answers that are those of the first run,

@@ -67,16 +67,18 @@ def unpack_tokens(data: bytes) -> Tokens:
         return Tokens(tuple(value), (), prompt)
     if not isinstance(value, list) or not all(map(_is_row, value)):
         raise ProtocolError("message is not an array of tokens")
-    logprobs = tuple(TokenLogprob(*row[:3], top=_tops_of(row)) for row in value)
+    logprobs = tuple(TokenLogprob(*_parts_of(row)) for row in value)
     return Tokens(tuple(one.token_id for one in logprobs), logprobs, prompt)
 
 
 def _prompt_of(value: object) -> tuple[PromptToken, ...]:
-    first, *others = value if isinstance(value, list) and value else (None,)
-    is_first = isinstance(first, list) and len(first) == 3 and first[1] is None
-    if not is_first or not all(map(_is_row, [[first[0], 0.0, first[2]], *others])):
-        raise ProtocolError("message is not an array of the tokens of a prompt")
-    return tuple(PromptToken(*row[:3], top=_tops_of(row)) for row in (first, *others))
+    match value:
+        case [[token_id, None, text], *others] if all(
+            map(_is_row, [[token_id, 0.0, text], *others])
+        ):
+            first = PromptToken(token_id, None, text)
+            return (first, *(PromptToken(*_parts_of(row)) for row in others))
+    raise ProtocolError("message is not an array of the tokens of a prompt")
 
 
 def _row(one: TokenLogprob | PromptToken) -> list[object]:
@@ -97,6 +99,7 @@ def _is_row(value: object) -> bool:
     )
 
 
-def _tops_of(row: Sequence[Any]) -> tuple[TopLogprob, ...]:
+def _parts_of(row: Sequence[Any]) -> tuple[int, float, str, tuple[TopLogprob, ...]]:
     tops = zip(row[3::3], row[4::3], row[5::3], strict=True)
-    return tuple(TopLogprob(*top) for top in tops)
+    token_id, logprob, text = row[:3]
+    return token_id, logprob, text, tuple(TopLogprob(*top) for top in tops)
