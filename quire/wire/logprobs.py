@@ -71,13 +71,11 @@ def unpack_tokens(data: bytes) -> Tokens:
     return Tokens(tuple(one.token_id for one in logprobs), logprobs, prompt)
 
 
-def _prompt_of(value: object) -> tuple[PromptToken, ...]:
+def _prompt_of(value: Any) -> tuple[PromptToken, ...]:
     match value:
-        case [[token_id, None, text], *others] if all(
-            map(_is_row, [[token_id, 0.0, text], *others])
-        ):
-            first = PromptToken(token_id, None, text)
-            return (first, *(PromptToken(*_parts_of(row)) for row in others))
+        case [[token_id, None, text], *rest] if all(map(_is_row, [[token_id, 0.0, text], *rest])):
+            others = (PromptToken(*_parts_of(row)) for row in rest)
+            return (PromptToken(token_id, None, text), *others)
     raise ProtocolError("message is not an array of the tokens of a prompt")
 
 
