@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from quire.client.client import Client, Handle
     from quire.client.group_handle import GroupHandle
     from quire.client.reader import SharedReadsBroker
+    from quire.client.vectors import Likelihood
     from quire.errors import (
         BrokerUnavailable,
         Cancelled,
@@ -84,6 +85,7 @@ __all__ = [
     "GroupHandle",
     "Handle",
     "InvalidRequest",
+    "Likelihood",
     "LocalRedis",
     "OutputRewound",
     "Priority",
@@ -139,6 +141,7 @@ _NAMES_OF = {
     ),
     "client.group_handle": ("GroupHandle",),
     "client.reader": ("SharedReadsBroker",),
+    "client.vectors": ("Likelihood",),
     "transport.local_redis": ("LocalRedis",),
     "wire.ends": ("End",),
     "wire.logprobs": ("PromptToken", "TokenLogprob", "TopLogprob"),

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from quire.errors import InvalidRequest
 from quire.openai.answers import Heading, response
+from quire.openai.likelihoods import LikelihoodForm, likelihood_form_of
 from quire.openai.requests import KINDS, OpenAIRequest
 from quire.openai.scores import (
     SCORE_PATHS,
@@ -32,6 +33,15 @@ from quire.wire.protocol import GenerationRequest, Kind, is_session_id
 
 #: The paths that a line can call -> the kind of its requests.
 LINE_KINDS: Mapping[str, Kind] = {**KINDS, **dict.fromkeys(SCORE_PATHS, "scores")}
+
+#: The beginning of the id of an answer, by the kind of its requests. That of scores is the
+#: gateway's for all calls; vectors have no id.
+_ANSWER_PREFIXES: Mapping[Kind, str] = {
+    "chat.completions": "chatcmpl-",
+    "completions": "cmpl-",
+    "embeddings": "",
+    "scores": "req-",
+}
 
 #: The longest `custom_id`, in characters.
 MAX_CUSTOM_ID_LENGTH = 512
@@ -51,7 +61,8 @@ class BatchLine:
     """One request of a batch. `digest` identifies it: a hash of batch name, id, url and body.
 
     A `session_id` is part of the hash if the line has one. The `body` of a call for scores is that
-    of its requests, of which the answer has the `top_n` best; all if that is 0.
+    of its requests, of which the answer has the `top_n` best; all if that is 0. `likelihoods` is
+    the form of those of its choices, if it has any.
     """
 
     custom_id: str
@@ -60,6 +71,7 @@ class BatchLine:
     digest: str
     session_id: str | None = None
     top_n: int = 0
+    likelihoods: LikelihoodForm | None = None
 
     @property
     def form(self) -> ScoreForm:
@@ -141,12 +153,14 @@ def parse_line(text: str, *, number: int, batch: str) -> BatchLine | BadLine:
 
 def _checked_line(custom_id: str, fields: Mapping[str, Any], *, digest: str) -> BatchLine:
     """The line, if each of its requests is valid. InvalidRequest names the caller's field."""
-    url, body, top_n = fields["url"], fields["body"], 0
+    url, body, top_n, likelihoods = fields["url"], fields["body"], 0, None
     form = SCORE_PATHS.get(url, "")
     if form:
+        likelihoods = likelihood_form_of(body) if form == "classify" else None
         top_n = top_n_of(body) if form == "rerank" else 0
         body = scores_body(form, body)
-    line = BatchLine(custom_id, url, body, digest, fields.get("session_id"), top_n)
+    session = fields.get("session_id")
+    line = BatchLine(custom_id, url, body, digest, session, top_n, likelihoods)
     try:
         line.call.check()
     except InvalidRequest as error:
@@ -193,10 +207,10 @@ def response_body(line: BatchLine, completions: Sequence[Completion]) -> dict[st
 
     InvalidRequest if the model makes no answer of this form.
     """
-    must_be_scores(line.form, completions)
+    must_be_scores(line.form, completions, likelihoods=line.likelihoods)
     first, kind = completions[0], LINE_KINDS[line.url]
     heading = Heading(
-        id=f"{'chatcmpl' if kind == 'chat.completions' else 'cmpl'}-{line.digest[:32]}",
+        id=f"{_ANSWER_PREFIXES[kind]}{line.digest[:32]}",
         kind=kind,
         created=int(time.time()),
         model=first.model or line.body.get("model") or "",
@@ -207,6 +221,7 @@ def response_body(line: BatchLine, completions: Sequence[Completion]) -> dict[st
         types=line.call.argument_types,
         form=line.form,
         top_n=line.top_n,
+        likelihoods=line.likelihoods,
     )
     return response(heading, completions, num_prompts=line.call.num_prompts)
 

@@ -30,7 +30,14 @@ from quire.client.async_handle import AsyncHandle
 from quire.client.client import DEFAULT_URL, check_shards, submitting
 from quire.client.ends import EndsReading, SinkReading, reading_of
 from quire.client.steps import in_loop
-from quire.client.vectors import Inputs, requests_for
+from quire.client.vectors import (
+    Choices,
+    Inputs,
+    Likelihood,
+    choice_requests,
+    likelihood_of,
+    requests_for,
+)
 from quire.errors import QuireError, RequestFailed
 from quire.tracing import NO_HEADERS, sending
 from quire.transitions.routing import check_group_name, shard_of
@@ -159,10 +166,29 @@ class AsyncClient:
         self, inputs: Inputs, *, timeout: float | None = None, **options: Unpack[RequestOptions]
     ) -> list[list[float]]:
         """See `Client.embed`."""
-        handles = await self.submit_many(requests_for(inputs, options))
+        ends = await self._ends_of_all(requests_for(inputs, options), timeout)
+        return [one.embedding for one in ends]
+
+    async def likelihoods(
+        self,
+        prompt: str | Sequence[int],
+        choices: Choices,
+        *,
+        timeout: float | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> list[Likelihood]:
+        """See `Client.likelihoods`."""
+        ends = await self._ends_of_all(choice_requests(prompt, choices, options), timeout)
+        return list(map(likelihood_of, choices, ends))
+
+    async def _ends_of_all(
+        self, requests: list[RequestArguments], timeout: float | None
+    ) -> list[Completion]:
+        """See `Client._ends_of_all`."""
+        handles = await self.submit_many(requests)
         waits = [asyncio.ensure_future(one.result(timeout=timeout)) for one in handles]
         try:
-            return [(await wait).embedding for wait in waits]
+            return [await wait for wait in waits]
         except RequestFailed:
             for one in handles:
                 with contextlib.suppress(QuireError):

@@ -29,7 +29,15 @@ from quire.client.ends import EndsReading, SinkReading, reading_of
 from quire.client.group_handle import GroupHandle
 from quire.client.handle import Handle
 from quire.client.steps import AnyBroker, Call, in_thread
-from quire.client.vectors import Inputs, Timer, requests_for
+from quire.client.vectors import (
+    Choices,
+    Inputs,
+    Likelihood,
+    Timer,
+    choice_requests,
+    likelihood_of,
+    requests_for,
+)
 from quire.errors import QuireError, RequestFailed
 from quire.tracing import NO_HEADERS, sending
 from quire.transitions.routing import Parting, check_group_name, shard_of
@@ -109,7 +117,9 @@ class Client:
 
         With an `input` in place of these, it asks a model for embeddings for the vector of a text
         or of token ids: `embedding` of its completion. With `kind` `scores` it asks a model with a
-        classification head for its scores, of the input or of input and `pair`.
+        classification head for its scores, of the input or of input and `pair`; or, with a
+        `choice`, a model that generates text for the choice's log-probabilities, as `likelihoods`
+        does.
         `sampling` is a SamplingParams or a map of its fields, `priority` a name or a Priority,
         `deadline` in seconds from now. With `delay_seconds`, or a time `not_before`, the request is
         scheduled, and queued at that time. With a `request_id` the call may be repeated: by another
@@ -184,9 +194,34 @@ class Client:
         are cancelled, and the error of the first is raised. WaitTimeout after `timeout` seconds;
         the requests continue. InvalidRequest, QueueFull, and the errors of `Handle.result`.
         """
-        handles, timer = self.submit_many(requests_for(inputs, options)), Timer(timeout)
+        ends = self._ends_of_all(requests_for(inputs, options), timeout)
+        return [one.embedding for one in ends]
+
+    def likelihoods(
+        self,
+        prompt: str | Sequence[int],
+        choices: Choices,
+        *,
+        timeout: float | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> list[Likelihood]:
+        """How likely a model that generates text finds each choice after the prompt.
+
+        In the order of the choices, which are texts if the prompt is one, and arrays of token ids
+        if it is. Most vocabularies have tokens that begin with a space: begin a choice with the
+        space, and do not end the prompt with one. Each choice is a request of its own, as each
+        input of `embed` is; options, ids, errors and `timeout` are as there.
+        """
+        ends = self._ends_of_all(choice_requests(prompt, choices, options), timeout)
+        return list(map(likelihood_of, choices, ends))
+
+    def _ends_of_all(
+        self, requests: list[RequestArguments], timeout: float | None
+    ) -> list[Completion]:
+        """Submits the requests and waits for all. If one fails, the others are cancelled."""
+        handles, timer = self.submit_many(requests), Timer(timeout)
         try:
-            return [one.result(timeout=timer.left(one.request_id)).embedding for one in handles]
+            return [one.result(timeout=timer.left(one.request_id)) for one in handles]
         except RequestFailed:
             for one in handles:
                 with contextlib.suppress(QuireError):

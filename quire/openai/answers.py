@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from quire.openai.likelihoods import LikelihoodForm
 from quire.openai.logprobs import compact, of_chat, of_completion, written
 from quire.openai.scores import ScoreForm, field_of, scores_response
 from quire.openai.tools.answers import CALLED, MessageStream
@@ -42,6 +43,8 @@ class Heading:
     #: What is asked for if the call is for scores, and how many of them; 0 for all.
     form: ScoreForm = ""
     top_n: int = 0
+    #: How a call for scores tells the likelihoods of its choices, if it has any.
+    likelihoods: LikelihoodForm | None = None
 
     @property
     def is_chat(self) -> bool:
@@ -135,13 +138,17 @@ def naming_prompt(
     """The end of a choice. If its prompt was refused, the error's field gets the prompt's index.
 
     With a single prompt the field stays `body.prompt`, or `body.input` of a vector. Calls for
-    scores have other names for it.
+    scores have other names for it. Of a choice that was refused it gets that choice's index.
     """
     error = completion.error
-    if error is None or error.field not in ("body.prompt", "body.input", "body.pair"):
+    fields = ("body.prompt", "body.input", "body.pair", "body.choice")
+    if error is None or error.field not in fields:
         return completion
-    prompt = choice // (num_choices // num_prompts)
-    named = error.field if num_prompts == 1 else f"{error.field}.{prompt}"
+    prompt, index = divmod(choice, num_choices // num_prompts)
+    if error.field == "body.choice":
+        named = f"{error.field}.{index}" if form else error.field
+    else:
+        named = error.field if num_prompts == 1 else f"{error.field}.{prompt}"
     return replace(completion, error=replace(error, field=field_of(form, named)))
 
 
@@ -218,7 +225,13 @@ def _delta(heading: Heading, index: int, text: str, **more: str) -> dict[str, An
 
 def _scores(heading: Heading, completions: Sequence[Completion]) -> dict[str, Any]:
     fields = {"id": heading.id, "created": heading.created, "model": heading.model}
-    return scores_response(heading.form, fields, completions, top_n=heading.top_n)
+    return scores_response(
+        heading.form,
+        fields,
+        completions,
+        top_n=heading.top_n,
+        likelihoods=heading.likelihoods,
+    )
 
 
 def _choice(

@@ -41,7 +41,8 @@ class OpenAIRequest:
     """One call of OpenAI's API. It becomes one request of ours for each choice.
 
     Completions may have a list of prompts; each prompt gets `n` choices. Embeddings may have a list
-    of inputs, which count as prompts with one choice each.
+    of inputs, which count as prompts with one choice each. Scores may have a list of choices, which
+    are the choices of each input; see likelihoods.py.
 
     `digest` has at least 47 hexadecimal digits. If the body has no seed, the seed is derived from
     the digest, so that equal digests give the same generation.
@@ -83,16 +84,20 @@ class OpenAIRequest:
             return NO_REASONING
         return reasoning_use_of(self.body, setting=setting)
 
-    def begins_prompt(self, choice: int) -> bool:
-        """Whether this choice is the first one of its prompt."""
-        return choice % self._choices_per_prompt == 0
+    def num_alike(self, choice: int) -> int:
+        """How many requests have the length of this one's, if it is the first of them; else 0."""
+        if is_pooled(self.kind):
+            return 1
+        each = self._choices_per_prompt
+        return 0 if choice % each else each
 
     def check(self) -> None:
         """InvalidRequest if the message of any choice is invalid or cannot be sent.
 
         Checks with the longest id, tenant and deadline, so that the result holds for all others.
         """
-        num_choices, each = self.num_choices, self._choices_per_prompt
+        num_choices = self.num_choices
+        each = 1 if is_pooled(self.kind) else self._choices_per_prompt
         longest = LONGEST_ID[len(id_of("", num_choices - 1, n=num_choices)) :]
         for choice in range(each - 1, num_choices, each):
             self.request(longest, choice, **LONGEST_ENVELOPE)
@@ -114,6 +119,8 @@ class OpenAIRequest:
         if isinstance(body.get("pair"), list):
             # Scores: each input has a pair of its own; see scores.py.
             body["pair"] = body["pair"][prompt]
+        if self._has_choices:
+            body["choice"] = body["choice"][choice_of_prompt]
         seeded_as = choice_of_prompt
         if body.get("seed") is None and not is_pooled(self.kind):
             body["seed"] = int(self.digest[32:47], 16)
@@ -132,18 +139,28 @@ class OpenAIRequest:
         except InvalidRequest as error:
             if self._is_list and error.field == f"body.{self._field}":
                 raise InvalidRequest(f"{error.field}.{prompt}", error.message) from None
+            if self._has_choices and error.field == "body.choice":
+                field = f"{error.field}.{choice_of_prompt}"
+                raise InvalidRequest(field, error.message) from None
             raise
         return request
 
     @property
     def _choices_per_prompt(self) -> int:
         """The number of choices of each prompt. InvalidRequest if `n` is invalid."""
+        if self._has_choices:
+            return len(self.body["choice"])
         n = self.body.get("n")
         if n is None or is_pooled(self.kind):
             return 1
         check_number(n, field="body.n")
         assert isinstance(n, int)
         return n
+
+    @property
+    def _has_choices(self) -> bool:
+        """Whether the body has the choices of each input; see scores.py."""
+        return self.kind == "scores" and isinstance(self.body.get("choice"), list)
 
     @property
     def _prompts(self) -> Sequence[Any]:

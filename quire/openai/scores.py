@@ -1,6 +1,7 @@
 """Scores over HTTP: `/v1/score`, `/v1/rerank` and `/v1/classify`, in the forms of vLLM and Jina.
 
-Each text, or pair of texts, is a request of kind `scores`. Pure functions from bodies to the fields
+Each text, or pair of texts, is a request of kind `scores`; with `choices`, each choice of each text
+is one; see likelihoods.py. Pure functions from bodies to the fields
 of these requests, and from their vectors to the answer.
 """
 
@@ -10,6 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 from quire.errors import InvalidRequest
+from quire.openai.likelihoods import (
+    LikelihoodForm,
+    choices_of,
+    likelihood_entries,
+    likelihood_form_of,
+    must_have_likelihoods,
+)
+from quire.wire.codec import is_token_ids
 from quire.wire.output import Completion
 from quire.wire.pooling import MAX_INPUTS
 from quire.wire.refusals import nearest
@@ -28,12 +37,13 @@ SCORE_PATHS: Final[Mapping[str, ScoreForm]] = {
 _FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "score": ("text_1", "text_2"),
     "rerank": ("query", "documents", "top_n", "return_documents"),
-    "classify": ("input",),
+    "classify": ("input", "choices", "normalize"),
 }
 _COUNTED: Final[Mapping[str, str]] = {"score": "text_2", "rerank": "documents", "classify": "input"}
 _OF_ALL = ("model", "adapter", "user", "truncate_prompt_tokens", "use_activation")
 #: What the queue's requests call the texts, and the errors about them.
 _OWN_FIELDS = ("body.input", "body.pair")
+_OWN_CHOICE = "body.choice"
 
 
 def form_of(name: object) -> ScoreForm:
@@ -44,6 +54,7 @@ def form_of(name: object) -> ScoreForm:
 def scores_body(form: ScoreForm, body: Mapping[str, Any]) -> dict[str, Any]:
     """The body as requests of kind `scores` have it, with lists of inputs and of their pairs.
 
+    With `choices`, it has the list of the choices that each input has, as `choice`.
     InvalidRequest names the field of the caller.
     """
     known = (*_OF_ALL, *_FIELDS[form])
@@ -51,6 +62,10 @@ def scores_body(form: ScoreForm, body: Mapping[str, Any]) -> dict[str, Any]:
         if name not in known and value is not None:
             raise InvalidRequest(f"body.{name}", f"unknown field{nearest(name, known)}")
     fields = {name: body[name] for name in _OF_ALL if body.get(name) is not None}
+    if form == "classify" and likelihood_form_of(body) is not None:
+        inputs = _texts_or_ids(body)
+        are_ids = not isinstance(inputs[0], str)
+        return fields | {"input": inputs, "choice": choices_of(body, are_ids=are_ids)}
     if form == "classify":
         return fields | {"input": _texts(body, "input")}
     if form == "rerank":
@@ -83,14 +98,20 @@ def top_n_of(body: Mapping[str, Any]) -> int:
 
 def field_of(form: ScoreForm, field: str) -> str:
     """The caller's name of a field of the queue's requests."""
+    if form and field.startswith(_OWN_CHOICE):
+        return field.replace(_OWN_CHOICE, "body.choices", 1)
     own, _, index = field.partition(".")[2].partition(".")
     if not form or f"body.{own}" not in _OWN_FIELDS:
         return field
     return f"body.{_COUNTED[form]}" + (f".{index}" if index else "")
 
 
-def must_be_scores(form: ScoreForm, completions: Sequence[Completion]) -> None:
-    """InvalidRequest if the model gives no single score where one is asked for."""
+def must_be_scores(
+    form: ScoreForm, completions: Sequence[Completion], *, likelihoods: LikelihoodForm | None = None
+) -> None:
+    """InvalidRequest if the model gives no single score, or no likelihood, that is asked for."""
+    if likelihoods is not None:
+        must_have_likelihoods(completions)
     if form not in ("score", "rerank"):
         return
     most = max(len(one.embedding) for one in completions)
@@ -105,6 +126,7 @@ def scores_response(
     completions: Sequence[Completion],
     *,
     top_n: int = 0,
+    likelihoods: LikelihoodForm | None = None,
 ) -> dict[str, Any]:
     """The body of the answer; `heading` has its `id`, `created` and `model`."""
     tokens = sum(one.usage.prompt_tokens for one in completions)
@@ -115,7 +137,10 @@ def scores_response(
         results = [{"index": index, "relevance_score": score} for score, index in best]
         fields = {"id": heading["id"], "model": heading["model"], "usage": usage}
         return fields | {"results": results}
-    data = [_entry(form, index, one) for index, one in enumerate(completions)]
+    if likelihoods is not None:
+        data = list(likelihood_entries(likelihoods, completions))
+    else:
+        data = [_entry(form, index, one) for index, one in enumerate(completions)]
     return {**heading, "object": "list", "data": data, "usage": usage}
 
 
@@ -142,6 +167,19 @@ def _texts(body: Mapping[str, Any], name: str) -> list[str]:
             path = f"body.{name}" if texts is not given else f"body.{name}.{index}"
             raise InvalidRequest(path, "must be a non-empty string")
     return texts
+
+
+def _texts_or_ids(body: Mapping[str, Any]) -> list[Any]:
+    """Texts, or arrays of token ids, one or several, as a list. InvalidRequest."""
+    given = body.get("input")
+    if not isinstance(given, list) or not given or type(given[0]) not in (int, list):
+        return list(_texts(body, "input"))
+    arrays = given if isinstance(given[0], list) else [given]
+    for index, one in enumerate(arrays):
+        if not isinstance(one, list) or not one or not is_token_ids(one):
+            path = "body.input" if arrays is not given else f"body.input.{index}"
+            raise InvalidRequest(path, "must be a non-empty array of token ids")
+    return arrays
 
 
 def _listed(body: Mapping[str, Any]) -> list[str]:

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from quire.broker.broker import Broker
 from quire.client.client import Client
 from quire.errors import BrokerUnavailable, DeadlineExceeded, InvalidRequest, RequestFailed
+from quire.testing.choices import choice_of, likelihoods
 from quire.transitions.values import Claimed, CommitItem, CommitStatus
 from quire.wire.adapters import ADAPTER_SEPARATOR, adapter_of, name_with
 from quire.wire.logprobs import TokenLogprob, TopLogprob
@@ -84,7 +85,8 @@ class FakeQuire:
     it runs in its own thread. Its errors end the request: InvalidRequest as rejected, RequestFailed
     as failed with its code, DeadlineExceeded as expired, any other as failed with `internal_error`.
 
-    Every character is one token: its id is the code point, and its log-probability 0. Other
+    Every character is one token: its id is the code point, and its log-probability 0. Of a choice
+    after an input, it is 0 where the answer's text has the same character, and else -1. Other
     sampling parameters have no effect. The worker serves every model, with the given `adapters`; it
     refuses a request for another adapter, as every worker does. Without an `answer` there is no
     worker, and a test calls `broker` itself.
@@ -318,6 +320,8 @@ class _Run:
         answered = answer(self.request)
         if not isinstance(answered, Answer):
             answered = Answer([answered] if isinstance(answered, str) else answered)
+        if (choice := choice_of(self.request)) and not answered.vector:
+            answered = Answer(vector=likelihoods(choice, answered.pieces))
         for piece in answered.pieces:
             text, skip = piece[skip:], max(0, skip - len(piece))
             if text and not self._commit(text):
@@ -374,5 +378,5 @@ def _adapter_of(request: GenerationRequest, known: Collection[str]) -> str | Non
 def _prompt_length(request: GenerationRequest) -> int:
     parsed = request.parse_body()
     if parsed.prompt is not None:
-        return len(parsed.prompt)
+        return len(parsed.prompt) + len(choice_of(request))
     return sum(len(str(message.get("content"))) for message in parsed.messages or ())

@@ -172,7 +172,7 @@ def _pooled(arguments: RequestArguments) -> tuple[Kind, dict[str, Any]] | None:
         raise InvalidRequest("input", "must be a text or a sequence of token ids")
     text = given if isinstance(given, str) else list(given)
     choice = arguments.get("choice")
-    if isinstance(choice, tuple):
+    if choice is not None and _is_sequence(choice):
         options["choice"] = list(choice)
     return kind or "embeddings", {"input": text, **options}
 

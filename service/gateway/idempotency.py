@@ -16,6 +16,7 @@ from typing import Any
 
 from quire.errors import InvalidRequest
 from quire.openai.answers import Heading
+from quire.openai.likelihoods import LikelihoodForm, likelihood_form_from
 from quire.openai.requests import OpenAIRequest, most_choices
 from quire.openai.scores import ScoreForm, field_of, form_of
 from quire.openai.tools.argument_types import ArgumentTypes, argument_types_from
@@ -76,6 +77,8 @@ class CallRecord:
     #: What is asked for if the call is for scores, and how many of them; 0 for all.
     form: ScoreForm = ""
     top_n: int = 0
+    #: How the answer tells the likelihoods of choices, if it does.
+    likelihoods: LikelihoodForm | None = None
 
     @property
     def heading(self) -> Heading:
@@ -92,6 +95,7 @@ class CallRecord:
             self.types,
             self.form,
             self.top_n,
+            self.likelihoods,
         )
 
     @property
@@ -114,6 +118,8 @@ class CallRecord:
             fields["tools"] = list(self.tools)
         if self.form:
             fields |= {"form": self.form, "top_n": self.top_n}
+        if self.likelihoods is not None:
+            fields["likelihoods"] = self.likelihoods.fields()
         if self.types:
             fields["types"] = {name: dict(types) for name, types in self.types.items()}
         if self.has_token_ids:
@@ -160,6 +166,10 @@ class CallRecord:
                     types=argument_types_from(metadata[METADATA_KEY].get("types")),
                     form=form_of(metadata[METADATA_KEY].get("form")),
                     top_n=top_n if type(top_n) is int and top_n > 0 else 0,
+                    likelihoods=likelihood_form_from(
+                        metadata[METADATA_KEY].get("likelihoods"),
+                        num_choices=num_choices // num_prompts,
+                    ),
                 )
         return cls(request_id, "completions", created=created)
 
@@ -192,9 +202,9 @@ class Call:
             one = self.request.request(ids[0], choice, **metadata, **envelope)
             if not choice and not self.is_streamed:
                 self._check_logprobs(one)
-            if self.request.begins_prompt(choice):
+            if num_alike := self.request.num_alike(choice):
                 # Checked before the other choices of this prompt are built.
-                num_bytes += len(ids) // self.record.num_prompts * len(one.encode())
+                num_bytes += num_alike * len(one.encode())
                 self._check_bytes(num_bytes)
             members.append(one.model_copy(update={"id": member_id}))
         return members
@@ -232,6 +242,7 @@ def call_of(
     reasoning: ReasoningSetting = "auto",
     form: ScoreForm = "",
     top_n: int = 0,
+    likelihoods: LikelihoodForm | None = None,
 ) -> Call:
     """The call that a body describes.
 
@@ -240,13 +251,15 @@ def call_of(
     digest. With a key the digest is a hash of tenant, key, kind and body, and without one it is
     random. `model` is the name that answers will show. `reasoning` says which formats of
     reasoning count. A call for scores has a `form`, and `top_n` results; 0 for all.
+    With choices it has the form of their `likelihoods`.
     """
     if key is None:
         digest = secrets.token_hex(32)
         name = digest
     else:
         content_fields = {k: v for k, v in body.items() if k not in _RESPONSE_FIELDS}
-        answer = [form, top_n] if form else []
+        answer: list[object] = [form, top_n] if form else []
+        answer += [likelihoods.normalize] if likelihoods is not None else []
         digest = _sha256([tenant, key, kind, content_fields, *answer])
         name = _sha256([tenant, key])
     request = OpenAIRequest(kind, body, digest)
@@ -265,6 +278,7 @@ def call_of(
         has_token_ids=body.get("return_token_ids") is True,
         form=form,
         top_n=top_n,
+        likelihoods=likelihoods,
     )
     return Call(record, request, is_streamed)
 

@@ -26,6 +26,7 @@ from starlette.routing import Route
 from quire.client.async_client import AsyncClient
 from quire.errors import BrokerUnavailable, InvalidRequest, QuireError, RequestFailed, ResultExpired
 from quire.openai.answers import written_response
+from quire.openai.likelihoods import likelihood_form_of
 from quire.openai.requests import KINDS, parse_body
 from quire.openai.scores import SCORE_PATHS, ScoreForm, must_be_scores, scores_body, top_n_of
 from quire.wire.pooling import is_pooled
@@ -144,6 +145,7 @@ class Gateway:
         )
         options, response_options = with_tier(options, body), response_options_of(body)
         top_n = top_n_of(body) if form == "rerank" else 0
+        likelihoods = likelihood_form_of(body) if form == "classify" else None
         body = scores_body(form, body) if form else body
         target = await self._queues.target(body.get("model"), body.get("adapter"))
         request.state.held.enter_context(target.admitted())
@@ -157,6 +159,7 @@ class Gateway:
             reasoning=self._settings.reasoning,
             form=form,
             top_n=top_n,
+            likelihoods=likelihoods,
         )
         queue = target.queue
         if options.key is not None:
@@ -255,7 +258,7 @@ class Gateway:
         answer = Answer(queue.client, record, closing=self._lifecycle.closing)
         try:
             completions = await while_connected(request.receive, answer.whole())
-            must_be_scores(record.form, completions)
+            must_be_scores(record.form, completions, likelihoods=record.likelihoods)
         except HungUp:
             await self._hung_up(queue, record, answer_path)
             raise

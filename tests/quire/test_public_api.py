@@ -21,7 +21,7 @@ PUBLIC_NAMES = [
     "Client", "Completion", "DeadlineExceeded", "DurabilityUnavailable", "End", "ErrorInfo",
     "Execution", "Fairness",
     "FinishReason",
-    "GenerationRequest", "GroupHandle", "Handle", "InvalidRequest", "LocalRedis",
+    "GenerationRequest", "GroupHandle", "Handle", "InvalidRequest", "Likelihood", "LocalRedis",
     "OutputRewound", "Priority", "PromptToken", "ProtocolError", "QueueFull", "QueueLimits",
     "QuireError",
     "RequestArguments", "RequestConflict", "RequestFailed", "RequestStatus", "ResultExpired",
@@ -54,7 +54,7 @@ def test_type_checkers_find_each_name_in_the_module_it_is_loaded_from():
 #: What a caller may write, without the plugin for pydantic that this repository has.
 CALLER = """
 from collections.abc import AsyncIterator
-from quire import AsyncClient, Client, Priority, RequestArguments, SamplingParams, State
+from quire import AsyncClient, Client, Likelihood, Priority, RequestArguments, SamplingParams, State
 
 rows: list[RequestArguments] = [{"prompt": "x", "deadline": 3}, {"prompt": [1, 2]}]
 
@@ -71,6 +71,9 @@ def texts(url: str) -> list[str]:
         for choice in quire.submit_choices("x", n=2, sampling={"logprobs": 1}, tenant="gold"):
             for one in choice.result(timeout=5).logprobs:
                 print(one.text, one.logprob + sum(top.logprob for top in one.top))
+        found: list[Likelihood] = quire.likelihoods("x", [" y", " z"], timeout=5, priority="low")
+        found += quire.likelihoods([1], [[2], [3, 4]])
+        print(max(one.sum + one.mean for one in found), found[0].logprobs)
         return [chunk.text for chunk in handle.stream(after=3, prefix_hash="")]
 
 async def stream(quire: AsyncClient) -> AsyncIterator[str]:

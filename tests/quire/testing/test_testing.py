@@ -37,6 +37,20 @@ def test_the_pieces_of_an_answer_are_the_chunks_of_the_stream():
     assert [chunk.text for chunk in chunks] == ["one ", "two"]
 
 
+def test_a_choice_is_as_likely_as_the_answer_has_its_characters():
+    with FakeQuire(answer=lambda _: " blue") as fake:
+        text, ids, own = (
+            fake.client().submit(kind="scores", input=given, choice=choice).result(timeout=10)
+            for given, choice in (("sky", " blond"), ([1], [ord(" "), 1]), ("sky", " blue"))
+        )
+    assert text.embedding == [0, 0, 0, -1, -1, -1] and text.text == ""
+    assert text.usage.prompt_tokens == len("sky blond")
+    assert ids.embedding == [0, -1] and own.embedding == [0] * 5
+    with FakeQuire(answer=lambda _: Answer(vector=[-2.5])) as fake:
+        given = fake.client().submit(kind="scores", input="sky", choice=" b").result(timeout=10)
+    assert given.embedding == [-2.5]
+
+
 def test_the_reason_of_the_end_can_be_chosen():
     with FakeQuire(answer=lambda _: Answer(["abc"], FinishReason.LENGTH)) as fake:
         assert fake.client().submit("x").result(timeout=10).finish_reason is FinishReason.LENGTH
