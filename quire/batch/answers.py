@@ -34,6 +34,7 @@ class Answer:
             num_choices=line.num_choices,
             num_prompts=line.call.num_prompts,
             form=line.form,
+            use=line.call.prompt_use,
         )
 
 

@@ -222,8 +222,10 @@ def response_body(line: BatchLine, completions: Sequence[Completion]) -> dict[st
         form=line.form,
         top_n=line.top_n,
         likelihoods=line.likelihoods,
+        prompt=line.call.prompt_use,
     )
-    return response(heading, completions, num_prompts=line.call.num_prompts)
+    call = line.call
+    return response(heading, completions, num_prompts=call.num_prompts, prompts=call.kept_prompts)
 
 
 def output_line(line: BatchLine, request_id: str, body: Mapping[str, Any]) -> str:

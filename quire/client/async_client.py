@@ -138,15 +138,16 @@ class AsyncClient:
             handles = await self._submit(messages, given)
         return handles if name is None else self.attach_group(name)
 
-    async def submit_kept(self, request: GenerationRequest, kept: bytes) -> AsyncHandle:
-        """Like `submit` of one request; `kept` is stored for as long as its results are.
+    async def submit_kept(
+        self, requests: Sequence[GenerationRequest], kept: bytes
+    ) -> list[AsyncHandle]:
+        """Like `submit_many`; `kept` is stored with the first request, for as long as its results.
 
         Only the call that creates the request stores it. Workers never read it.
         """
-        with self._sending(1) as headers:
-            (message,) = await self._ready([request], headers=headers)
-            (handle,) = await self._submit([replace(message, kept=kept)], [request])
-        return handle
+        with self._sending(len(requests)) as headers:
+            first, *others = await self._ready(requests, headers=headers)
+            return await self._submit([replace(first, kept=kept), *others], requests)
 
     async def submit_choices(
         self,

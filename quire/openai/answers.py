@@ -10,7 +10,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quire.openai.likelihoods import LikelihoodForm
-from quire.openai.logprobs import compact, of_chat, of_completion, written
+from quire.openai.logprobs import (
+    columns_of_chat,
+    columns_of_completion,
+    columns_of_prompt,
+    compact,
+    filled,
+    written,
+)
+from quire.openai.prompts import NO_PROMPT, PromptUse
 from quire.openai.scores import ScoreForm, field_of, scores_response
 from quire.openai.tools.answers import CALLED, MessageStream
 from quire.openai.tools.argument_types import ArgumentTypes
@@ -45,6 +53,8 @@ class Heading:
     top_n: int = 0
     #: How a call for scores tells the likelihoods of its choices, if it has any.
     likelihoods: LikelihoodForm | None = None
+    #: What the answer has of its prompts.
+    prompt: PromptUse = NO_PROMPT
 
     @property
     def is_chat(self) -> bool:
@@ -70,21 +80,37 @@ class Heading:
 
 
 def response(
-    heading: Heading, completions: Sequence[Completion], *, num_prompts: int
+    heading: Heading,
+    completions: Sequence[Completion],
+    *,
+    num_prompts: int,
+    prompts: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The body of a response from the whole outputs of its choices, ordered by prompt."""
+    """The body of a response from the whole outputs of its choices, ordered by prompt.
+
+    `prompts` are the texts that are kept with the call; see `PromptUse`.
+    """
     if heading.form:
         return _scores(heading, completions)
     if is_pooled(heading.kind):
         return embeddings_response(heading.model, completions, encoding=heading.encoding)
     counts: list[int | None] = []
-    choices = [_choice(heading, *item, counts) for item in enumerate(completions)]
+    kept = _kept_of(completions, num_prompts=num_prompts, prompts=prompts)
+    choices = [
+        filled(_choice(heading, index, completion, counts, kept=kept[index]))
+        for index, completion in enumerate(completions)
+    ]
     usage = usage_of(completions, num_prompts=num_prompts, reasoning=counts)
-    return heading.fields(is_piece=False) | {"choices": choices, "usage": usage}
+    prompt: dict[str, Any] = filled(_of_chat_prompt(heading, completions[0]))
+    return heading.fields(is_piece=False) | {"choices": choices, "usage": usage} | prompt
 
 
 def written_response(
-    heading: Heading, completions: Sequence[Completion], *, num_prompts: int
+    heading: Heading,
+    completions: Sequence[Completion],
+    *,
+    num_prompts: int,
+    prompts: Sequence[str] = (),
 ) -> Iterator[str]:
     """Yields the same body as JSON text, in parts that are encoded one at a time."""
     if heading.form:
@@ -95,18 +121,16 @@ def written_response(
         return
     yield f'{compact(heading.fields(is_piece=False))[:-1]},"choices":['
     counts: list[int | None] = []
+    kept = _kept_of(completions, num_prompts=num_prompts, prompts=prompts)
     for index, completion in enumerate(completions):
-        choice = _choice(heading, index, replace(completion, logprobs=()), counts)
-        if completion.logprobs:
-            del choice["logprobs"]
-            yield f'{compact(choice)[:-1]},"logprobs":'
-            yield from written(completion.logprobs, is_chat=heading.is_chat)
-            yield "}"
-        else:
-            yield compact(choice)
-        yield "," if index < len(completions) - 1 else ""
+        yield "," if index else ""
+        yield from written(_choice(heading, index, completion, counts, kept=kept[index]))
     usage = usage_of(completions, num_prompts=num_prompts, reasoning=counts)
-    yield f'],"usage":{compact(usage)}}}'
+    yield f'],"usage":{compact(usage)}'
+    for name, tokens in _of_chat_prompt(heading, completions[0]).items():
+        yield f',"{name}":'
+        yield from written(tokens)
+    yield "}"
 
 
 def usage_of(
@@ -133,17 +157,25 @@ def usage_of(
 
 
 def naming_prompt(
-    completion: Completion, choice: int, *, num_choices: int, num_prompts: int, form: ScoreForm = ""
+    completion: Completion,
+    choice: int,
+    *,
+    num_choices: int,
+    num_prompts: int,
+    form: ScoreForm = "",
+    use: PromptUse = NO_PROMPT,
 ) -> Completion:
     """The end of a choice. If its prompt was refused, the error's field gets the prompt's index.
 
     With a single prompt the field stays `body.prompt`, or `body.input` of a vector. Calls for
-    scores have other names for it. Of a choice that was refused it gets that choice's index.
+    scores have other names for it. Of a choice that was refused it gets that choice's index. `use`
+    knows the name of a field that the caller did not write.
     """
     error = completion.error
-    fields = ("body.prompt", "body.input", "body.pair", "body.choice")
-    if error is None or error.field not in fields:
+    if error is None:
         return completion
+    if error.field not in ("body.prompt", "body.input", "body.pair", "body.choice"):
+        return replace(completion, error=replace(error, field=use.field(error.field)))
     prompt, index = divmod(choice, num_choices // num_prompts)
     if error.field == "body.choice":
         named = f"{error.field}.{index}" if form else error.field
@@ -157,20 +189,31 @@ def opening(heading: Heading, index: int) -> dict[str, Any]:
     return _piece(heading, _delta(heading, index, "", role="assistant"))
 
 
-def piece(heading: Heading, index: int, chunk: TokenChunk) -> dict[str, Any]:
-    """The event of one chunk. Text offsets in its log-probabilities start at 0 for each chunk."""
-    choice = _delta(heading, index, chunk.text)
-    if chunk.logprobs:
-        choice["logprobs"] = (of_chat if heading.is_chat else of_completion)(chunk.logprobs)
-    return _piece(heading, choice | _token_ids(heading, chunk))
+def piece(heading: Heading, index: int, chunk: TokenChunk, *, kept: str = "") -> dict[str, Any]:
+    """The event of one chunk. Text offsets in its log-probabilities start at 0 for each chunk.
+
+    The first chunk has what the answer has of its prompt, whose text may be `kept`. Then iterators
+    stand in the place of long lists; see `logprobs.written`.
+    """
+    text = "" if heading.prompt.is_alone else chunk.text
+    if not chunk.start:
+        text = heading.prompt.text(kept, chunk.prompt_tokens) + text
+    choice = _delta(heading, index, text) | _logprobs(heading, chunk) | _token_ids(heading, chunk)
+    return _first_piece(heading, index, chunk, choice)
 
 
-def ending(heading: Heading, index: int, completion: Completion) -> dict[str, Any]:
-    """The last event of a choice: its finish reason, and text held back for stop strings."""
-    choice = _delta(heading, index, completion.tail)
-    if heading.is_chat and not completion.tail:
+def ending(
+    heading: Heading, index: int, completion: Completion, *, kept: str = ""
+) -> dict[str, Any]:
+    """The last event of a choice: its finish reason, and text held back for stop strings.
+
+    `kept` is the text of an echoed prompt, if no token has come that it could have come with.
+    """
+    tail = kept + ("" if heading.prompt.is_alone else completion.tail)
+    choice = _delta(heading, index, tail)
+    if heading.is_chat and not tail:
         choice["delta"] = {}
-    return _piece(heading, choice | {"finish_reason": _finish_reason(completion)})
+    return _piece(heading, choice | {"finish_reason": _finish_reason(heading, completion)})
 
 
 def piece_in_parts(
@@ -183,19 +226,17 @@ def piece_in_parts(
     delta = message.delta(chunk.text, chunk.text_ends)
     if not delta and message.is_plain:
         delta = {"content": ""}
-    if not delta and not chunk.logprobs and not heading.has_token_ids:
+    if not delta and not (chunk.logprobs or chunk.prompt_tokens) and not heading.has_token_ids:
         return None
-    choice = _delta(heading, index, "") | {"delta": delta}
-    if chunk.logprobs:
-        choice["logprobs"] = of_chat(chunk.logprobs)
-    return _piece(heading, choice | _token_ids(heading, chunk))
+    choice = _delta(heading, index, "") | {"delta": delta} | _logprobs(heading, chunk)
+    return _first_piece(heading, index, chunk, choice | _token_ids(heading, chunk))
 
 
 def ending_in_parts(
     heading: Heading, index: int, completion: Completion, message: MessageStream
 ) -> dict[str, Any]:
     """The last event of a choice that has parts."""
-    delta, stop = message.last_delta(completion.tail), _finish_reason(completion)
+    delta, stop = message.last_delta(completion.tail), _finish_reason(heading, completion)
     if message.has_calls and completion.finish_reason is not FinishReason.LENGTH:
         stop = CALLED
     return _piece(heading, _delta(heading, index, "") | {"delta": delta, "finish_reason": stop})
@@ -217,6 +258,16 @@ def _piece(heading: Heading, choice: dict[str, Any]) -> dict[str, Any]:
     return heading.fields(is_piece=True) | {"choices": [choice]}
 
 
+def _first_piece(
+    heading: Heading, index: int, chunk: TokenChunk, choice: dict[str, Any]
+) -> dict[str, Any]:
+    """The event of a choice; of a chat, that of the first token has the prompt once."""
+    if not chunk.prompt_tokens:
+        return _piece(heading, filled(choice))
+    event = _piece(heading, choice | _of_choice_prompt(heading, chunk))
+    return event | ({} if index else _of_chat_prompt(heading, chunk))
+
+
 def _delta(heading: Heading, index: int, text: str, **more: str) -> dict[str, Any]:
     choice: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": None}
     content = {"delta": more | {"content": text}} if heading.is_chat else {"text": text}
@@ -234,14 +285,28 @@ def _scores(heading: Heading, completions: Sequence[Completion]) -> dict[str, An
     )
 
 
+def _kept_of(
+    completions: Sequence[Completion], *, num_prompts: int, prompts: Sequence[str]
+) -> list[str]:
+    """The kept text of the prompt of each choice; empty without one."""
+    each = len(completions) // num_prompts
+    return [prompts[n // each] if prompts else "" for n in range(len(completions))]
+
+
 def _choice(
-    heading: Heading, index: int, completion: Completion, reasoning: list[int | None]
+    heading: Heading,
+    index: int,
+    completion: Completion,
+    reasoning: list[int | None],
+    *,
+    kept: str,
 ) -> dict[str, Any]:
-    """One choice. Appends the number of its tokens that are reasoning, if it may have any."""
-    choice: dict[str, Any] = {"index": index, "logprobs": None}
-    choice["finish_reason"] = _finish_reason(completion)
-    if completion.logprobs:
-        choice["logprobs"] = (of_chat if heading.is_chat else of_completion)(completion.logprobs)
+    """One choice. Appends the number of its tokens that are reasoning, if it may have any.
+
+    Iterators stand in the place of long lists; see `logprobs.written`.
+    """
+    choice: dict[str, Any] = {"index": index} | _logprobs(heading, completion)
+    choice["finish_reason"] = _finish_reason(heading, completion)
     if heading.has_parts:
         stream = heading.message_stream(index)
         message = stream.whole(completion.text, completion.text_ends)
@@ -252,13 +317,43 @@ def _choice(
     elif heading.is_chat:
         choice["message"] = {"role": "assistant", "content": completion.text}
     else:
-        choice["text"] = completion.text
-    return choice | _token_ids(heading, completion)
+        text = "" if heading.prompt.is_alone else completion.text
+        choice["text"] = heading.prompt.text(kept, completion.prompt_tokens) + text
+    return choice | _token_ids(heading, completion) | _of_choice_prompt(heading, completion)
 
 
 def _token_ids(heading: Heading, output: Completion | TokenChunk) -> dict[str, Any]:
-    return {"token_ids": list(output.token_ids)} if heading.has_token_ids else {}
+    if not heading.has_token_ids:
+        return {}
+    return {"token_ids": [] if heading.prompt.is_alone else list(output.token_ids)}
 
 
-def _finish_reason(completion: Completion) -> str:
+def _logprobs(heading: Heading, output: Completion | TokenChunk) -> dict[str, Any]:
+    """The log-probabilities of the output, after those of an echoed prompt."""
+    if not output.logprobs:
+        return {"logprobs": None}
+    if heading.is_chat:
+        return {"logprobs": columns_of_chat(output.logprobs)}
+    before = output.prompt_tokens if heading.prompt.is_echoed else ()
+    after = () if heading.prompt.is_alone else output.logprobs
+    return {"logprobs": columns_of_completion((*before, *after))}
+
+
+def _of_choice_prompt(heading: Heading, output: Completion | TokenChunk) -> dict[str, Any]:
+    """The log-probabilities of the prompt as a field of a choice, where completions have them."""
+    if heading.is_chat or not heading.prompt.has_logprobs:
+        return {}
+    return {"prompt_logprobs": columns_of_prompt(output.prompt_tokens)}
+
+
+def _of_chat_prompt(heading: Heading, output: Completion | TokenChunk) -> dict[str, Any]:
+    """The same as a field of the answer, where chats have them: all choices have one prompt."""
+    if not heading.is_chat or not heading.prompt.has_logprobs:
+        return {}
+    return {"prompt_logprobs": columns_of_prompt(output.prompt_tokens)}
+
+
+def _finish_reason(heading: Heading, completion: Completion) -> str:
+    if heading.prompt.is_alone:
+        return "length"
     return "length" if completion.finish_reason is FinishReason.LENGTH else "stop"

@@ -1,7 +1,7 @@
-"""Log-probabilities in the two formats of OpenAI's API, for chats and for completions.
+"""Log-probabilities in the two formats of OpenAI's API, and those of a prompt in vLLM's.
 
-Both consist of columns: lists with one value per token. One answer may hold many megabytes of them,
-so `written` encodes them in parts: a gateway can serve other requests between two parts.
+All are lists with one value per token. One answer may hold many megabytes of them, so they are made
+as iterators, and `written` encodes them in parts: a gateway can serve other requests between two.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice
 from typing import Any
 
-from quire.wire.logprobs import TokenLogprob, TopLogprob
+from quire.wire.logprobs import PromptToken, TokenLogprob, TopLogprob
 
 #: Replaces all lower values: JSON has no infinity, and this is the lowest value of OpenAI's API.
 MIN_LOGPROB = -9999.0
@@ -28,50 +28,78 @@ compact = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",",
 
 def of_chat(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
     """The field `logprobs` of a choice of a chat."""
-    return {"refusal": None} | _filled(_columns_of_chat(logprobs))
+    return filled(columns_of_chat(logprobs))  # type: ignore[no-any-return]
 
 
-def of_completion(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """The field `logprobs` of a choice of a completion.
+def of_completion(tokens: Sequence[TokenLogprob | PromptToken]) -> dict[str, Any]:
+    """The field `logprobs` of a choice of a completion, with the tokens of an echoed prompt first.
 
     Its maps use the text of a token as the key. The sampled token is always included. If several
-    tokens have the same text, the likeliest is kept.
+    tokens have the same text, the likeliest is kept. The first token of a prompt has nulls.
     """
-    return _filled(_columns_of_completion(logprobs))
+    return filled(columns_of_completion(tokens))  # type: ignore[no-any-return]
 
 
-def written(logprobs: Sequence[TokenLogprob], *, is_chat: bool) -> Iterator[str]:
-    """Yields one of these fields as JSON text, in parts that are encoded one at a time."""
-    columns = (_columns_of_chat if is_chat else _columns_of_completion)(logprobs)
-    begin = '{"refusal":null,' if is_chat else "{"
-    for name, values in columns.items():
-        yield f'{begin}"{name}":['
-        begin = ","
-        comma = ""
-        while part := list(islice(values, TOKENS_PER_PART)):
+def columns_of_chat(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """The same as `of_chat`, with an iterator in the place of each list."""
+    content = (_entry(one) | {"top_logprobs": [*map(_entry, one.top)]} for one in logprobs)
+    return {"refusal": None, "content": content}
+
+
+def columns_of_completion(tokens: Sequence[TokenLogprob | PromptToken]) -> dict[str, Any]:
+    """The same as `of_completion`, with an iterator in the place of each list."""
+    offsets = accumulate((len(one.text) for one in tokens), initial=0)
+    return {
+        "tokens": (one.text for one in tokens),
+        "token_logprobs": map(_number, tokens),
+        "top_logprobs": map(_by_text, tokens),
+        "text_offset": islice(offsets, len(tokens)),
+    }
+
+
+def columns_of_prompt(tokens: Sequence[PromptToken]) -> Iterator[dict[str, Any] | None]:
+    """The field `prompt_logprobs`: null for the first token, a map by token id for each other."""
+    return map(_by_token_id, tokens)
+
+
+def filled(value: Any) -> Any:
+    """A part of an answer with a list in the place of each iterator."""
+    if isinstance(value, Iterator):
+        return list(value)
+    if isinstance(value, dict):
+        return {name: filled(one) for name, one in value.items()}
+    return [*map(filled, value)] if _has_maps(value) else value
+
+
+def written(value: Any) -> Iterator[str]:
+    """Yields a part of an answer as JSON text. What iterators give is encoded some at a time."""
+    if isinstance(value, Iterator):
+        comma = "["
+        while part := list(islice(value, TOKENS_PER_PART)):
             yield comma + compact(part)[1:-1]
             comma = ","
+        yield "]" if comma == "," else "[]"
+    elif isinstance(value, dict) and value:
+        comma = "{"
+        for name, one in value.items():
+            yield f"{comma}{compact(name)}:"
+            yield from written(one)
+            comma = ","
+        yield "}"
+    elif _has_maps(value):
+        comma = "["
+        for one in value:
+            yield comma
+            yield from written(one)
+            comma = ","
         yield "]"
-    yield "}"
+    else:
+        yield compact(value)
 
 
-def _filled(columns: dict[str, Iterator[Any]]) -> dict[str, Any]:
-    return {name: list(values) for name, values in columns.items()}
-
-
-def _columns_of_chat(logprobs: Sequence[TokenLogprob]) -> dict[str, Iterator[Any]]:
-    content = (_entry(one) | {"top_logprobs": [*map(_entry, one.top)]} for one in logprobs)
-    return {"content": content}
-
-
-def _columns_of_completion(logprobs: Sequence[TokenLogprob]) -> dict[str, Iterator[Any]]:
-    offsets = accumulate((len(one.text) for one in logprobs), initial=0)
-    return {
-        "tokens": (one.text for one in logprobs),
-        "token_logprobs": map(_number, logprobs),
-        "top_logprobs": map(_by_text, logprobs),
-        "text_offset": islice(offsets, len(logprobs)),
-    }
+def _has_maps(value: object) -> bool:
+    """Whether it is a list of choices. The many other lists of an answer have no iterators."""
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
 
 
 def _entry(one: TokenLogprob | TopLogprob) -> dict[str, Any]:
@@ -80,13 +108,30 @@ def _entry(one: TokenLogprob | TopLogprob) -> dict[str, Any]:
     return {"token": one.text, "logprob": _number(one), "bytes": original}
 
 
-def _by_text(one: TokenLogprob) -> dict[str, float]:
+def _by_text(one: TokenLogprob | PromptToken) -> dict[str, float] | None:
+    own = _number(one)
+    if own is None:
+        return None
     found: dict[str, float] = {}
     for top in one.top:
-        found.setdefault(top.text, _number(top))
-    found.setdefault(one.text, _number(one))
+        found.setdefault(top.text, max(top.logprob, MIN_LOGPROB))
+    found.setdefault(one.text, own)
     return found
 
 
-def _number(one: TokenLogprob | TopLogprob) -> float:
-    return max(one.logprob, MIN_LOGPROB)
+def _by_token_id(one: PromptToken) -> dict[str, Any] | None:
+    if one.logprob is None:
+        return None
+    # A token that is not among the likeliest has no known rank.
+    found = {str(one.token_id): _ranked(one.logprob, None, one.text)}
+    for rank, top in enumerate(one.top, start=1):
+        found[str(top.token_id)] = _ranked(top.logprob, rank, top.text)
+    return found
+
+
+def _ranked(logprob: float, rank: int | None, text: str) -> dict[str, Any]:
+    return {"logprob": max(logprob, MIN_LOGPROB), "rank": rank, "decoded_token": text}
+
+
+def _number(one: TokenLogprob | TopLogprob | PromptToken) -> float | None:
+    return None if one.logprob is None else max(one.logprob, MIN_LOGPROB)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import InvalidRequest
+from quire.openai.prompts import PromptUse, prompt_use_of, without_echo
 from quire.openai.tools.argument_types import argument_types
 from quire.openai.tools.reasoning import (
     NO_REASONING,
@@ -91,6 +92,30 @@ class OpenAIRequest:
         each = self._choices_per_prompt
         return 0 if choice % each else each
 
+    @property
+    def prompt_use(self) -> PromptUse:
+        """What the answer has of its prompts. InvalidRequest."""
+        return prompt_use_of(self.kind, self.body)
+
+    @property
+    def kept_prompts(self) -> tuple[str, ...]:
+        """The texts of the prompts that must be kept for the answer; none if it can do without."""
+        if not self.prompt_use.is_kept:
+            return ()
+        return tuple(one for one in self._prompts if isinstance(one, str))
+
+    @property
+    def num_known_tokens(self) -> int:
+        """How many tokens all prompts of token ids have; the others are as long as a worker says.
+
+        Each prompt counts for each of its choices.
+        """
+        longest = self.body.get("truncate_prompt_tokens")
+        lengths = [len(one) for one in self._prompts if isinstance(one, list)]
+        if type(longest) is int:
+            lengths = [min(length, longest) for length in lengths]
+        return self._choices_per_prompt * sum(lengths)
+
     def check(self) -> None:
         """InvalidRequest if the message of any choice is invalid or cannot be sent.
 
@@ -121,6 +146,7 @@ class OpenAIRequest:
             body["pair"] = body["pair"][prompt]
         if self._has_choices:
             body["choice"] = body["choice"][choice_of_prompt]
+        body = without_echo(self.kind, body)
         seeded_as = choice_of_prompt
         if body.get("seed") is None and not is_pooled(self.kind):
             body["seed"] = int(self.digest[32:47], 16)
@@ -141,6 +167,9 @@ class OpenAIRequest:
                 raise InvalidRequest(f"{error.field}.{prompt}", error.message) from None
             if self._has_choices and error.field == "body.choice":
                 field = f"{error.field}.{choice_of_prompt}"
+                raise InvalidRequest(field, error.message) from None
+            field = self.prompt_use.field(error.field) or error.field
+            if field != error.field:
                 raise InvalidRequest(field, error.message) from None
             raise
         return request

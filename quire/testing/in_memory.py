@@ -30,9 +30,10 @@ from quire.broker.broker import Broker
 from quire.client.client import Client
 from quire.errors import BrokerUnavailable, DeadlineExceeded, InvalidRequest, RequestFailed
 from quire.testing.choices import choice_of, likelihoods
+from quire.testing.fake_tokens import logprobs_of, prompt_length, prompt_tokens_of
 from quire.transitions.values import Claimed, CommitItem, CommitStatus
 from quire.wire.adapters import ADAPTER_SEPARATOR, adapter_of, name_with
-from quire.wire.logprobs import TokenLogprob, TopLogprob
+from quire.wire.logprobs import PromptToken
 from quire.wire.output import Completion, ErrorInfo, FinishReason, State, Usage
 from quire.wire.pooling import bytes_of
 from quire.wire.protocol import GenerationRequest
@@ -85,11 +86,11 @@ class FakeQuire:
     it runs in its own thread. Its errors end the request: InvalidRequest as rejected, RequestFailed
     as failed with its code, DeadlineExceeded as expired, any other as failed with `internal_error`.
 
-    Every character is one token: its id is the code point, and its log-probability 0. Of a choice
-    after an input, it is 0 where the answer's text has the same character, and else -1. Other
-    sampling parameters have no effect. The worker serves every model, with the given `adapters`; it
-    refuses a request for another adapter, as every worker does. Without an `answer` there is no
-    worker, and a test calls `broker` itself.
+    Every character is one token, also of a prompt: its id is the code point, and its
+    log-probability 0. Of a choice after an input, it is 0 where the answer's text has the same
+    character, and else -1. Other sampling parameters have no effect. The worker serves every model,
+    with the given `adapters`; it refuses a request for another adapter, as every worker does.
+    Without an `answer` there is no worker, and a test calls `broker` itself.
     """
 
     def __init__(
@@ -262,6 +263,7 @@ class _Run:
         self.thread = threading.Thread(target=self._run, args=(answer,), daemon=True)
         self._broker = broker
         self._published = claimed.num_published
+        self._prompt_tokens: tuple[PromptToken, ...] = ()
         # Held only during a commit: the worker can end a request whose answer waits for an event.
         self._lock = threading.Lock()
 
@@ -279,7 +281,7 @@ class _Run:
             self.claimed.claim.request_id,
             state,
             finish_reason,
-            usage=Usage(prompt_tokens=_prompt_length(self.request)),
+            usage=Usage(prompt_tokens=prompt_length(self.request)),
             error=error,
             model=self._model,
             vector=bytes_of(vector),
@@ -315,6 +317,7 @@ class _Run:
     def _end_well(self, answer: Answering) -> None:
         adapter = _adapter_of(self.request, self._adapters)
         self._model = name_with(self._model, adapter)
+        self._prompt_tokens = prompt_tokens_of(self.request)
         # The answer is made again; skip what an earlier claim has published.
         skip = self._published
         answered = answer(self.request)
@@ -342,22 +345,13 @@ class _Run:
                 text,
                 text_ends=tuple(range(1, len(text) + 1)),
                 completion=completion,
-                logprobs=self._logprobs_of(text),
+                logprobs=logprobs_of(self.request, text),
+                prompt_tokens=() if self._published or not text else self._prompt_tokens,
             )
             (reply,) = self._broker.commit([item])
             self._published = reply.published
             self.has_ended = completion is not None or reply.status is CommitStatus.FENCED
             return not self.has_ended
-
-    def _logprobs_of(self, text: str) -> tuple[TokenLogprob, ...]:
-        """Log-probabilities of 0, as if no other token were possible; none if not requested."""
-        wanted = self.request.parse_body().sampling.logprobs if text else None
-        if wanted is None:
-            return ()
-        return tuple(
-            TokenLogprob(ord(one), 0.0, one, (TopLogprob(ord(one), 0.0, one),)[:wanted])
-            for one in text
-        )
 
 
 _CANCELLED = ErrorInfo("cancelled", "the request was cancelled")
@@ -373,10 +367,3 @@ def _adapter_of(request: GenerationRequest, known: Collection[str]) -> str | Non
     if asked is not None and asked.name not in known:
         raise asked.refusal(known)
     return asked.name if asked else None
-
-
-def _prompt_length(request: GenerationRequest) -> int:
-    parsed = request.parse_body()
-    if parsed.prompt is not None:
-        return len(parsed.prompt) + len(choice_of(request))
-    return sum(len(str(message.get("content"))) for message in parsed.messages or ())

@@ -86,7 +86,7 @@ UNSUPPORTED: Mapping[str, Mapping[str, Unsupported]] = {
         **_OF_VLLM,
         "add_special_tokens": Unsupported((True,), "is not supported: send token ids instead"),
         "best_of": Unsupported((1,)),
-        "echo": Unsupported((False,), "is not supported: the caller has the prompt"),
+        "echo": Unsupported((False,), "is of answers, not of requests"),
         "prompt_embeds": Unsupported(),
         "suffix": Unsupported(),
     },

@@ -111,11 +111,6 @@ def is_token_ids(value: object) -> bool:
     )
 
 
-def is_token_id(value: object) -> bool:
-    """Whether `value` is the id of a token."""
-    return is_token_ids([value])
-
-
 def _decoded(data: bytes) -> Any:
     return msgpack.unpackb(
         data,

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
-from quire.errors import ProtocolError
+from quire.errors import InvalidRequest, ProtocolError
 from quire.records import PromptToken, TokenLogprob, TopLogprob
-from quire.wire.codec import is_token_id, is_token_ids, pack_own, unpack
+from quire.wire.codec import is_token_ids, pack_own, unpack
 
 __all__ = [
     "MAX_PROMPT_LOGPROBS",
@@ -27,6 +28,7 @@ __all__ = [
     "TokenLogprob",
     "Tokens",
     "TopLogprob",
+    "check_prompt_logprobs",
     "pack_tokens",
     "unpack_tokens",
 ]
@@ -37,6 +39,17 @@ MAX_TOP_LOGPROBS = 20
 #: The most records that a log has of a prompt: its tokens, times 1 and `prompt_logprobs`. They are
 #: in one entry, and readers accept no entry with more than 1 MiB of them.
 MAX_PROMPT_LOGPROBS = 32_768
+
+
+def check_prompt_logprobs(num_tokens: int, number: int | None) -> None:
+    """InvalidRequest if a prompt of `num_tokens` is too long for `number` as `prompt_logprobs`."""
+    most = 0 if number is None else num_tokens * (1 + number)
+    if most > MAX_PROMPT_LOGPROBS:
+        message = (
+            f"needs {most} log-probabilities for a prompt of {num_tokens} tokens; at most "
+            f"{MAX_PROMPT_LOGPROBS} are allowed (tokens times one more than the alternatives)"
+        )
+        raise InvalidRequest("body.prompt_logprobs", message)
 
 
 class Tokens(NamedTuple):
@@ -65,7 +78,7 @@ def unpack_tokens(data: bytes) -> Tokens:
         prompt, value = _prompt_of(value["prompt"]), value["tokens"]
     if is_token_ids(value):
         return Tokens(tuple(value), (), prompt)
-    if not isinstance(value, list) or not all(map(_is_row, value)):
+    if not isinstance(value, list) or not _are_rows(value):
         raise ProtocolError("message is not an array of tokens")
     logprobs = tuple(TokenLogprob(*_parts_of(row)) for row in value)
     return Tokens(tuple(one.token_id for one in logprobs), logprobs, prompt)
@@ -73,7 +86,7 @@ def unpack_tokens(data: bytes) -> Tokens:
 
 def _prompt_of(value: Any) -> tuple[PromptToken, ...]:
     match value:
-        case [[token_id, None, text], *rest] if all(map(_is_row, [[token_id, 0.0, text], *rest])):
+        case [[token_id, None, text], *rest] if _are_rows([[token_id, 0.0, text], *rest]):
             others = (PromptToken(*_parts_of(row)) for row in rest)
             return (PromptToken(token_id, None, text), *others)
     raise ProtocolError("message is not an array of the tokens of a prompt")
@@ -86,18 +99,26 @@ def _row(one: TokenLogprob | PromptToken) -> list[object]:
     return row
 
 
-def _is_row(value: object) -> bool:
+def _are_rows(rows: Sequence[Any]) -> bool:
+    # All at once and not row by row: there may be tens of thousands.
+    if not all(
+        isinstance(row, list) and 0 < len(row) <= 3 * (1 + MAX_TOP_LOGPROBS) and len(row) % 3 == 0
+        for row in rows
+    ):
+        return False
+    logprobs = list(chain.from_iterable(row[1::3] for row in rows))
+    texts = chain.from_iterable(row[2::3] for row in rows)
     return (
-        isinstance(value, list)
-        and 0 < len(value) <= 3 * (1 + MAX_TOP_LOGPROBS)
-        and len(value) % 3 == 0
-        and all(map(is_token_id, value[::3]))
-        and all(type(logprob) is float and not math.isnan(logprob) for logprob in value[1::3])
-        and all(isinstance(text, str) for text in value[2::3])
+        is_token_ids(list(chain.from_iterable(row[::3] for row in rows)))
+        and set(map(type, logprobs)) <= {float}
+        and not any(map(math.isnan, logprobs))
+        and set(map(type, texts)) <= {str}
     )
 
 
 def _parts_of(row: Sequence[Any]) -> tuple[int, float, str, tuple[TopLogprob, ...]]:
-    tops = zip(row[3::3], row[4::3], row[5::3], strict=True)
     token_id, logprob, text = row[:3]
+    if len(row) == 3:
+        return token_id, logprob, text, ()
+    tops = zip(row[3::3], row[4::3], row[5::3], strict=True)
     return token_id, logprob, text, tuple(TopLogprob(*top) for top in tops)

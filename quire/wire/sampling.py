@@ -29,7 +29,7 @@ from quire.wire.constraints import (
     constraint_of,
     written_elsewhere,
 )
-from quire.wire.logprobs import MAX_TOP_LOGPROBS
+from quire.wire.logprobs import MAX_TOP_LOGPROBS, check_prompt_logprobs
 from quire.wire.pooling import PoolingParams, parse_pooling
 from quire.wire.refusals import path_of, reason_of
 from quire.wire.tools import ToolUse, template_arguments_of, tool_use_of
@@ -260,7 +260,12 @@ def parse_body(kind: Kind, body: Mapping[str, Any]) -> ParsedBody:
         cache_salt=body.get("cache_salt") or "",
     )
     if kind != "chat.completions":
-        return parsed(_prompt(kind, body.get("prompt")), None, sampling, constraint=constraint)
+        prompt = _prompt(kind, body.get("prompt"))
+        if not isinstance(prompt, str):
+            # Of a text, only a worker knows how many tokens it has.
+            longest = body.get("truncate_prompt_tokens") or len(prompt)
+            check_prompt_logprobs(min(len(prompt), longest), sampling.prompt_logprobs)
+        return parsed(prompt, None, sampling, constraint=constraint)
     return _parsed_chat(body, sampling, constraint, parsed)
 
 

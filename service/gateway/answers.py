@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 from quire.client.async_client import AsyncClient
 from quire.client.following import MAX_READINGS, joined, raise_unless_completed
 from quire.client.turns import Turn
-from quire.errors import OutputRewound, ResultExpired, UnknownRequest
+from quire.errors import OutputRewound, ProtocolError, ResultExpired, UnknownRequest
 from quire.openai.answers import naming_prompt
 from quire.wire.output import Completion, State, TokenChunk
 from quire.wire.pooling import is_pooled
 from service.gateway.cursors import Cursor
 from service.gateway.http.lifecycle import draining
 from service.gateway.http.tasks import end
-from service.gateway.idempotency import MAX_COMPLETE_LOGPROBS, CallRecord
+from service.gateway.idempotency import MAX_COMPLETE_LOGPROBS, CallRecord, kept_prompts
 from service.gateway.refusals import Refused, too_large
 
 _Item = TypeVar("_Item")
@@ -53,6 +53,8 @@ class Answer:
             heading.message_stream(choice)
             for choice in range(record.num_choices if heading.has_parts else 0)
         ]
+        #: The texts of the prompts that are kept with the call, once `updates` has begun.
+        self.prompts: Sequence[str] = ()
         self._client = client
         self._closing = closing
 
@@ -66,6 +68,8 @@ class Answer:
             ResultExpired: a choice does not exist any more.
             Refused: the answer is broken off.
         """
+        if self.record.prompt.is_kept:
+            self.prompts = await self._kept_prompts()
         following = [self._follow(choice) for choice in range(self.record.num_choices)]
         async for item in merged(following, self._closing, idle_seconds=idle_seconds):
             yield item
@@ -81,6 +85,20 @@ class Answer:
             with contextlib.suppress(OutputRewound):
                 return await self._read_complete()
         return await self._read_complete()
+
+    def kept_of(self, choice: int) -> str:
+        """The text of the prompt of a choice if it is kept, else empty."""
+        each = self.record.num_choices // self.record.num_prompts
+        return self.prompts[choice // each] if self.prompts else ""
+
+    async def _kept_prompts(self) -> list[str]:
+        kept = await self._client.kept(self.record.request_id)
+        if kept is None:
+            raise ResultExpired(self.record.request_id)
+        prompts = kept_prompts(kept)
+        if len(prompts) != self.record.num_prompts:
+            raise ProtocolError(f"{self.record.request_id}: kept are other prompts than the call's")
+        return prompts
 
     async def _read_vectors(self) -> list[Completion]:
         """The ends of all choices, whose logs have nothing else: there may be thousands."""
@@ -117,7 +135,8 @@ class Answer:
                     ends[choice] = one
                     continue
                 chunks[choice].append(one)
-                num_logprobs += sum(1 + len(token.top) for token in one.logprobs)
+                for tokens in (one.logprobs, one.prompt_tokens):
+                    num_logprobs += sum(1 + len(token.top) for token in tokens)
                 if num_logprobs > MAX_COMPLETE_LOGPROBS:
                     raise Refused(too_large(MAX_COMPLETE_LOGPROBS))
         return [joined(ends[choice], own) for choice, own in enumerate(chunks)]
@@ -169,6 +188,7 @@ class Answer:
             num_choices=record.num_choices,
             num_prompts=record.num_prompts,
             form=record.form,
+            use=record.prompt,
         )
 
 

@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.errors import InvalidRequest
+from quire.errors import InvalidRequest, ProtocolError
 from quire.openai.answers import Heading
 from quire.openai.likelihoods import LikelihoodForm, likelihood_form_from
+from quire.openai.prompts import NO_PROMPT, PromptUse, prompt_fields, prompt_use_from
 from quire.openai.requests import OpenAIRequest, most_choices
 from quire.openai.scores import ScoreForm, field_of, form_of
 from quire.openai.tools.argument_types import ArgumentTypes, argument_types_from
@@ -79,6 +80,8 @@ class CallRecord:
     top_n: int = 0
     #: How the answer tells the likelihoods of choices, if it does.
     likelihoods: LikelihoodForm | None = None
+    #: What the answer has of its prompts.
+    prompt: PromptUse = NO_PROMPT
 
     @property
     def heading(self) -> Heading:
@@ -96,6 +99,7 @@ class CallRecord:
             self.form,
             self.top_n,
             self.likelihoods,
+            self.prompt,
         )
 
     @property
@@ -126,7 +130,8 @@ class CallRecord:
             fields["token_ids"] = True
         if self.encoding != "float":
             fields["encoding"] = self.encoding
-        return {METADATA_KEY: fields | reasoning_fields(self.reasoning)}
+        fields |= reasoning_fields(self.reasoning) | prompt_fields(self.prompt)
+        return {METADATA_KEY: fields}
 
     @classmethod
     def from_metadata(
@@ -170,6 +175,7 @@ class CallRecord:
                         metadata[METADATA_KEY].get("likelihoods"),
                         num_choices=num_choices // num_prompts,
                     ),
+                    prompt=prompt_use_from(metadata[METADATA_KEY]),
                 )
         return cls(request_id, "completions", created=created)
 
@@ -178,7 +184,7 @@ class CallRecord:
 class Call:
     """A call to submit. `is_streamed` says whether the caller wants its answer as a stream.
 
-    `kept` is stored for as long as the results; such a call has one choice.
+    `kept` is stored with the first request for as long as the results.
     """
 
     record: CallRecord
@@ -210,17 +216,21 @@ class Call:
         return members
 
     def _check_logprobs(self, first: GenerationRequest) -> None:
-        sampling = first.parse_body().sampling
-        if sampling.logprobs is None:
-            return
-        most = self.record.num_choices * sampling.max_tokens * (1 + sampling.logprobs)
+        sampling, of_output, of_prompts = first.parse_body().sampling, 0, 0
+        if sampling.logprobs is not None:
+            of_output = self.record.num_choices * sampling.max_tokens * (1 + sampling.logprobs)
+        if sampling.prompt_logprobs is not None:
+            of_prompts = self.request.num_known_tokens * (1 + sampling.prompt_logprobs)
+        most = of_output + of_prompts
         if most > MAX_COMPLETE_LOGPROBS:
             message = (
                 f"this call may need {most} log-probabilities (choices times max_tokens times one "
-                f"more than the alternatives of each token); an answer that is not streamed may "
-                f"have {MAX_COMPLETE_LOGPROBS}: ask for fewer, or for a stream"
+                f"more than the alternatives of each token, and those of the prompts); an answer "
+                f"that is not streamed may have {MAX_COMPLETE_LOGPROBS}: ask for fewer, or for a "
+                f"stream"
             )
-            raise InvalidRequest("body.logprobs", message)
+            field = "body.logprobs" if of_output >= of_prompts else "body.prompt_logprobs"
+            raise InvalidRequest(self.record.prompt.field(field) or field, message)
 
     def _check_bytes(self, num_bytes: int) -> None:
         if self.record.num_choices > 1 and num_bytes > MAX_CALL_BYTES:
@@ -279,8 +289,22 @@ def call_of(
         form=form,
         top_n=top_n,
         likelihoods=likelihoods,
+        prompt=request.prompt_use,
     )
-    return Call(record, request, is_streamed)
+    # JSON: together the prompts may be longer than a message of msgpack.
+    kept = json.dumps(request.kept_prompts).encode() if record.prompt.is_kept else b""
+    return Call(record, request, is_streamed, kept)
+
+
+def kept_prompts(data: bytes) -> list[str]:
+    """The texts of the prompts that `call_of` kept. ProtocolError for anything else."""
+    try:
+        prompts = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError("what is kept of a call is not its prompts") from error
+    if not isinstance(prompts, list) or not all(isinstance(one, str) for one in prompts):
+        raise ProtocolError("what is kept of a call is not its prompts")
+    return prompts
 
 
 def _sha256(value: object) -> str:

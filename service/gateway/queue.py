@@ -94,8 +94,7 @@ class Queue:
 
     async def _send(self, call: Call, members: Sequence[GenerationRequest]) -> None:
         if call.kept:
-            assert len(members) == 1, "only calls with one choice keep anything"
-            await self.client.submit_kept(members[0], call.kept)
+            await self.client.submit_kept(members, call.kept)
         else:
             await self.client.submit_many(members)
 

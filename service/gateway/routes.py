@@ -266,7 +266,12 @@ class Gateway:
             log_reason(error)
             await self._end_others(queue, record, error)
             raise self._refuse_before_start(queue, record, answer_path, error) from error
-        parts = written_response(record.heading, completions, num_prompts=record.num_prompts)
+        parts = written_response(
+            record.heading,
+            completions,
+            num_prompts=record.num_prompts,
+            prompts=answer.prompts,
+        )
         return CompleteAnswer(
             await encode_parts(parts),
             headers={REQUEST_ID: record.request_id},

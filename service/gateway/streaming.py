@@ -33,6 +33,7 @@ from quire.openai.answers import (
     piece_in_parts,
     usage_piece,
 )
+from quire.openai.logprobs import written
 from quire.wire.output import Completion, TokenChunk
 from service.gateway.answers import Answer, Update
 from service.gateway.complete_answers import send_with_timeout
@@ -188,6 +189,9 @@ class EventStream(Response):
                     continue
                 for body in joined(self._events(*item, ends)):
                     yield body
+                    if len(body) >= JOINED_BYTES:
+                        # More is ready. Others run before it is made: it may be a long prompt.
+                        await asyncio.sleep(0)
         except (QuireError, Refused) as error:
             yield _written(refusal_of(error).body, event_id(self._answer.cursors))
             await self._on_error(error)
@@ -210,26 +214,32 @@ class EventStream(Response):
             if isinstance(one, Completion):
                 ends[choice] = one
                 if not cursors[choice].has_end:
+                    body = self._ending(choice, one)
                     cursors[choice] = replace(cursors[choice], has_end=True)
-                    yield self._event(self._ending(choice, one))
+                    yield self._event(body)
                 continue
             self._note_first_token()
             cursors[choice] = Cursor.after(one)
-            body = self._piece(choice, one)
-            if body is not None:
-                yield self._event(body)
+            piece = self._piece(choice, one)
+            if piece is not None and one.prompt_tokens:
+                yield from self._event_in_parts(piece)
+            elif piece is not None:
+                yield self._event(piece)
 
     def _piece(self, choice: int, chunk: TokenChunk) -> dict[str, Any] | None:
         heading, messages = self._answer.record.heading, self._answer.messages
         if messages:
             return piece_in_parts(heading, choice, chunk, messages[choice])
-        return piece(heading, choice, chunk)
+        return piece(heading, choice, chunk, kept=self._answer.kept_of(choice))
 
     def _ending(self, choice: int, completion: Completion) -> dict[str, Any]:
         heading, messages = self._answer.record.heading, self._answer.messages
         if messages:
             return ending_in_parts(heading, choice, completion, messages[choice])
-        return ending(heading, choice, completion)
+        # An output without a token had no piece that the text of the prompt could begin.
+        has_begun = self._answer.cursors[choice].num_tokens > 0
+        kept = "" if has_begun else self._answer.kept_of(choice)
+        return ending(heading, choice, completion, kept=kept)
 
     def _last_events(self, ends: Mapping[int, Completion]) -> Iterator[bytes]:
         record = self._answer.record
@@ -248,6 +258,15 @@ class EventStream(Response):
         if self._include_usage:
             body.setdefault("usage", None)
         return _written(body, event_id(self._answer.cursors, has_usage=has_usage))
+
+    def _event_in_parts(self, body: dict[str, Any]) -> Iterator[bytes]:
+        """The event of a first token with the tokens of the prompt, which may be many."""
+        if self._include_usage:
+            body.setdefault("usage", None)
+        yield f"id: {event_id(self._answer.cursors)}\ndata: ".encode()
+        for part in written(body):
+            yield part.encode()
+        yield b"\n\n"
 
     def _note_first_token(self) -> None:
         on_first_token, self._on_first_token = self._on_first_token, _nothing

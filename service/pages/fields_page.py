@@ -3,10 +3,14 @@
 import json
 import sys
 
+from quire.openai.prompts import ANSWERED
 from quire.wire.body_fields import KNOWN_FIELDS, UNSUPPORTED
 
 #: The kinds of calls, as the columns of the tables name them.
 CALLS = {"chat.completions": "chats", "completions": "completions"}
+
+#: The fields that are taken, by the kind of the call.
+KNOWN = {kind: KNOWN_FIELDS[kind] | ANSWERED.get(kind, frozenset()) for kind in CALLS}
 
 #: What each field means that is taken and is no sampling parameter.
 TAKEN = {
@@ -18,6 +22,8 @@ TAKEN = {
     "[tool calls](../how-to/tools.md)",
     "continue_final_message": "the answer goes on with the last message, which is the assistant's",
     "documents": "maps of texts for the chat template, which must read `documents`",
+    "echo": "`true`: the text begins with the prompt, and `logprobs` with those of its tokens; "
+    "`max_tokens` may then be 0",
     "guided_choice": "as `choice`",
     "guided_grammar": "as `grammar`, in the syntax of Lark",
     "guided_json": "as `json_schema`; also as JSON text",
@@ -62,7 +68,7 @@ def render_markdown() -> str:
         "| field | of | meaning |",
         "|---|---|---|",
     ]
-    taken = sorted({name for kind in CALLS for name in KNOWN_FIELDS[kind]})
+    taken = sorted({name for known in KNOWN.values() for name in known})
     lines += [f"| `{name}` | {_calls_with(name)} | {TAKEN[name]} |" for name in taken]
     lines += [
         "",
@@ -75,7 +81,7 @@ def render_markdown() -> str:
         rows: dict[tuple[str, str], list[str]] = {}
         for kind, call in CALLS.items():
             field = UNSUPPORTED[kind].get(name)
-            if field is not None:
+            if field is not None and name not in KNOWN[kind]:
                 values = ", ".join(f"`{json.dumps(value)}`" for value in field.harmless)
                 rows.setdefault((values, field.reason), []).append(call)
         for (values, reason), calls in rows.items():
@@ -84,7 +90,7 @@ def render_markdown() -> str:
 
 
 def _calls_with(name: str) -> str:
-    return ", ".join(call for kind, call in CALLS.items() if name in KNOWN_FIELDS[kind])
+    return ", ".join(call for kind, call in CALLS.items() if name in KNOWN[kind])
 
 
 if __name__ == "__main__":

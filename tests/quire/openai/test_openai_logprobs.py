@@ -1,9 +1,20 @@
 """What is answered about log-probabilities is what OpenAI's clients read."""
 
+import json
 import math
+from itertools import count, islice
 
-from quire.openai.logprobs import MIN_LOGPROB, of_chat, of_completion
-from quire.wire.logprobs import TokenLogprob, TopLogprob
+import pytest
+
+from quire.openai.logprobs import (
+    MIN_LOGPROB,
+    columns_of_prompt,
+    filled,
+    of_chat,
+    of_completion,
+    written,
+)
+from quire.wire.logprobs import PromptToken, TokenLogprob, TopLogprob
 
 TOKENS = [
     TokenLogprob(1, -0.5, "é", (TopLogprob(1, -0.5, "é"), TopLogprob(2, -1.0, " a"))),
@@ -43,3 +54,55 @@ def test_a_completion_has_columns_and_a_map_of_the_best_that_always_knows_the_on
 def test_what_json_cannot_say_is_the_least_of_openais_numbers():
     (entry,) = of_chat([TokenLogprob(1, -math.inf, "a")])["content"]
     assert entry["logprob"] == MIN_LOGPROB
+
+
+PROMPT = [
+    PromptToken(1, None, "<s>"),
+    PromptToken(7, -0.25, "a", (TopLogprob(7, -0.25, "a"), TopLogprob(8, -math.inf, "b"))),
+    PromptToken(9, -3.0, "c", (TopLogprob(7, -0.25, "a"),)),
+]
+
+
+def test_the_tokens_of_a_prompt_are_maps_by_token_id_with_the_ranks_that_are_known():
+    assert list(columns_of_prompt(PROMPT)) == [
+        None,
+        {
+            "7": {"logprob": -0.25, "rank": 1, "decoded_token": "a"},
+            "8": {"logprob": MIN_LOGPROB, "rank": 2, "decoded_token": "b"},
+        },
+        {
+            "9": {"logprob": -3.0, "rank": None, "decoded_token": "c"},
+            "7": {"logprob": -0.25, "rank": 1, "decoded_token": "a"},
+        },
+    ]
+
+
+def test_a_completion_that_echoes_its_prompt_begins_with_its_tokens():
+    assert of_completion([*PROMPT, TOKENS[2]]) == {
+        "tokens": ["<s>", "a", "c", "end"],
+        "token_logprobs": [None, -0.25, -3.0, 0.0],
+        "top_logprobs": [None, {"a": -0.25, "b": MIN_LOGPROB}, {"a": -0.25, "c": -3.0},
+                         {"end": 0.0}],
+        "text_offset": [0, 3, 4, 5],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        dict,
+        lambda: {"a": iter(()), "b": None, "c": [1, "x"], "d": {"e": iter(range(40))}},
+        lambda: {"choices": [{"a": iter([{"b": 1}] * 17)}, {}], "é": [{"f": []}]},
+        lambda: iter(range(33)),
+        list,
+    ],
+)
+def test_what_is_written_in_parts_is_what_is_filled(make):
+    assert json.loads("".join(written(make()))) == filled(make())
+
+
+def test_no_more_is_made_than_what_is_taken():
+    numbers = count()
+    parts = written({"numbers": numbers})
+    assert "".join(islice(parts, 3)).startswith('{"numbers":[0,1')
+    assert next(numbers) < 40

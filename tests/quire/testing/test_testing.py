@@ -175,3 +175,37 @@ def test_no_thread_and_no_key_without_expiry_is_left():
         fake.client().submit("x").result(timeout=10)
         assert leaked_keys(fake.connection, fake.broker) == []
     assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize(
+    ("asked", "token_ids"),
+    [
+        ({"prompt": "ab"}, [97, 98]),
+        ({"prompt": [97, 1 << 30]}, [97, 1 << 30]),
+        (
+            {"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]},
+            [97, 98],
+        ),
+    ],
+)
+def test_the_tokens_of_a_prompt_are_its_characters(asked, token_ids):
+    with FakeQuire(answer=lambda _: ["one", "two"]) as fake:
+        handle = fake.client().submit(**asked, sampling={"prompt_logprobs": 1})
+        first, second = handle.result(timeout=10).prompt_tokens
+        chunks = list(handle.stream())
+        unasked = fake.client().submit(**asked).result(timeout=10)
+    assert [first.token_id, second.token_id] == token_ids
+    assert (first.logprob, first.text, first.top) == (None, "a", ())
+    text = "b" if token_ids[1] == 98 else "\ufffd"
+    assert (second.logprob, second.text) == (0.0, text)
+    assert [(one.token_id, one.text) for one in second.top] == [(token_ids[1], text)]
+    assert [len(chunk.prompt_tokens) for chunk in chunks] == [2, 0]
+    assert unasked.prompt_tokens == ()
+
+
+def test_more_of_a_prompt_than_a_log_may_have_is_refused_as_by_every_worker():
+    with FakeQuire(answer=lambda _: "one") as fake:
+        handle = fake.client().submit("x" * 32_769, sampling={"prompt_logprobs": 0})
+        with pytest.raises(RequestFailed) as caught:
+            handle.result(timeout=10)
+    assert (caught.value.code, caught.value.field) == ("invalid_request", "body.prompt_logprobs")

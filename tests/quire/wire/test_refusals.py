@@ -73,7 +73,7 @@ def test_a_misspelt_field_of_a_body_is_told_with_the_one_that_was_meant():
         (
             "completions",
             {"echo": True},
-            "echo: is not supported: the caller has the prompt: leave it out, or set it to false",
+            "echo: is of answers, not of requests: leave it out, or set it to false",
         ),
         ("completions", {"best_of": 4}, "best_of: is not supported: leave it out, or set it to 1"),
         ("completions", {"suffix": "x"}, "suffix: is not supported: leave it out"),

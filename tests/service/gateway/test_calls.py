@@ -196,7 +196,7 @@ def test_fields_of_a_chat_that_say_nothing_are_read_over(gateway):
 
 
 def test_a_field_of_openais_that_is_not_served_is_told_as_one(gateway):
-    reply = gateway.complete("x", echo=True)
+    reply = gateway.ask("POST", CHAT, {"messages": MESSAGES, "echo": True})
     assert (reply.status, reply.error["param"]) == (400, "echo")
     assert reply.error["message"] == (
         "body.echo: is not supported: the caller has the prompt: leave it out, or set it to false"

@@ -6,7 +6,8 @@ import json
 import pytest
 
 from quire.openai.answers import Heading, response, written_response
-from quire.wire.logprobs import TokenLogprob, TopLogprob
+from quire.openai.prompts import PromptUse
+from quire.wire.logprobs import PromptToken, TokenLogprob, TopLogprob
 from quire.wire.output import Completion, FinishReason, State
 from service.gateway import answers, idempotency
 from service.gateway.answers import encode_parts
@@ -28,15 +29,33 @@ def completion(name, num_tokens):
         FinishReason.LENGTH,
         text="".join(one.text for one in logprobs),
         logprobs=tuple(logprobs),
+        prompt_tokens=(
+            PromptToken(5, None, "x"),
+            *(PromptToken(one.token_id, one.logprob, one.text, one.top) for one in logprobs),
+        ),
     )
 
 
 @pytest.mark.parametrize("kind", ["chat.completions", "completions"])
-def test_what_is_written_in_parts_is_the_response(kind):
-    heading = Heading("req-1", kind, 1, "abacus")
+@pytest.mark.parametrize(
+    "use",
+    [
+        PromptUse(),
+        PromptUse(has_logprobs=True),
+        PromptUse(True, True),
+        PromptUse(True, *[True] * 3),
+    ],
+)
+def test_what_is_written_in_parts_is_the_response(kind, use):
+    heading = Heading("req-1", kind, 1, "abacus", prompt=use)
     choices = [completion("a", 0), completion("b", 1), completion("c", 50), completion("d", 32)]
-    parts = list(written_response(heading, choices, num_prompts=2))
-    assert json.loads("".join(parts)) == response(heading, choices, num_prompts=2)
+    arguments = {"num_prompts": 2, "prompts": ["p", "q"] if use.is_kept else []}
+    parts = list(written_response(heading, choices, **arguments))
+    whole = response(heading, choices, **arguments)
+    assert json.loads("".join(parts)) == whole
+    if use.has_logprobs:
+        told = whole if kind == "chat.completions" else whole["choices"][0]
+        assert told["prompt_logprobs"] == [None]
     assert max(map(len, parts)) < 3000
 
 

@@ -54,7 +54,7 @@ def test_an_error_without_a_word_on_retries_stops_the_generator(monkeypatch):
 
 
 def test_a_field_without_a_meaning_stops_the_generator(monkeypatch):
-    assert set(fields_page.TAKEN) == set().union(*(fields_page.KNOWN_FIELDS.values()))
+    assert set(fields_page.TAKEN) == set().union(*fields_page.KNOWN.values())
     monkeypatch.delitem(fields_page.TAKEN, "user")
     with pytest.raises(KeyError):
         fields_page.render_markdown()
