@@ -1,0 +1,57 @@
+"""What the lines of a batch show of their prompts: `prompt_logprobs` and `echo`."""
+
+import pytest
+
+from quire.testing.in_memory import FakeQuire
+from tests.quire.batch_folder import Folder, ask
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return Folder(tmp_path)
+
+
+def test_the_prompt_is_in_the_responses_of_those_lines_that_ask(folder):
+    messages = [{"role": "user", "content": "hi"}]
+    asking = {
+        "custom_id": "c",
+        "url": "/v1/chat/completions",
+        "body": {"messages": messages, "prompt_logprobs": 1},
+    }
+    lines = [
+        ask("p", "hi", prompt_logprobs=0),
+        ask("t", "hi", echo=True, logprobs=1, n=2),
+        ask("i", [104, 105], echo=True, max_tokens=0, logprobs=0),
+        ask("q", "hi", echo=True),
+    ]
+    folder.write(asking, *lines)
+    with FakeQuire(answer=lambda request: "HI") as fake:
+        folder.run(fake.client())
+    found = {line["custom_id"]: line["response"]["body"] for line in folder.results}
+    own = {"105": {"logprob": 0.0, "rank": 1, "decoded_token": "i"}}
+    assert found["c"]["prompt_logprobs"] == [None, own]
+    assert found["p"]["choices"][0]["prompt_logprobs"] == [
+        None,
+        {"105": own["105"] | {"rank": None}},
+    ]
+    for choice in found["t"]["choices"]:
+        assert (choice["text"], choice["logprobs"]["tokens"]) == ("hiHI", list("hiHI"))
+    (choice,) = found["i"]["choices"]
+    assert (choice["text"], choice["logprobs"]["token_logprobs"]) == ("hi", [None, 0.0])
+    assert found["q"]["choices"][0]["text"] == "hiHI"
+
+
+def test_a_prompt_that_is_too_long_to_be_echoed_fails_alone_and_names_echo(folder):
+    long = [104] * 20_000
+    folder.write(
+        ask("a", long, echo=True, logprobs=1),
+        ask("b", "x" * 40_000, echo=True, logprobs=0),
+        ask("c", "x"),
+    )
+    with FakeQuire(answer=lambda request: "ok") as fake:
+        folder.run(fake.client())
+    told = {line["custom_id"]: line["error"]["message"] for line in folder.failures}
+    assert sorted(told) == ["a", "b"]
+    assert all("body.echo" in message for message in told.values()), told
