@@ -6,6 +6,7 @@ Nothing of the package is imported here except by the tests that compare it with
 import re
 import secrets
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import msgpack
@@ -97,7 +98,8 @@ class Foreign:
                 assert fields[b"prefix"].decode() == "{}.{}".format(*hashed)
                 return tokens, text, msgpack.unpackb(fields[b"done"]), fields
             assert int(fields[b"from"]) == len(tokens)
-            ids = [id_of(token) for token in msgpack.unpackb(fields[b"ids"])]
+            told = msgpack.unpackb(fields[b"ids"])
+            ids = [id_of(token) for token in (told["tokens"] if isinstance(told, dict) else told)]
             tokens, text = tokens + ids, text + fields[b"text"].decode()
             hashed = hash_of(ids, hashed)
             assert place == len(tokens) - 1
@@ -138,6 +140,7 @@ class Foreign:
         done: bytes = b"",
         state: str = "",
         fingerprint: str = "",
+        prompt=None,
     ):
         ids = [id_of(token) for token in tokens]
         first, second = hash_of(ids, [0, 0])
@@ -146,7 +149,8 @@ class Foreign:
         line += f" {epoch} {owner} {request_id}" + (f" {fingerprint}" if fingerprint else "")
         return self.run(
             "commit", [request_id], f"{line}\n",
-            msgpack.packb(tokens), text_of(ids), "", *([done] if state else []),
+            msgpack.packb({"prompt": prompt, "tokens": tokens} if prompt else tokens),
+            text_of(ids), "", *([done] if state else []),
         )  # fmt: skip
 
 
@@ -244,6 +248,28 @@ def test_log_probabilities_are_read_as_a_foreign_worker_wrote_them_and_the_other
     ((_, fields), _) = foreign.redis.xrange(foreign.key("o", "back"))
     token_id, logprob, text, *best = msgpack.unpackb(fields[b"ids"])[0]
     assert (token_id, logprob, text, len(best)) == (13, -1.0, "a", 6)
+
+
+def test_the_prompt_is_read_as_a_foreign_worker_wrote_it_and_the_other_way_round(foreign, broker):
+    from quire import Client, PromptToken, TopLogprob
+    from tests.quire.builders import claim_next, make_item
+
+    handle = Client(broker).submit([8, 9], priority="high", sampling={"prompt_logprobs": 1})
+    *fence, request = foreign.claim()
+    assert request["body"]["prompt_logprobs"] == 1
+    told = [[8, None, "i"], [9, -1.5, "j", 7, -0.5, "h"]]
+    foreign.commit(
+        fence, 0, [1, 2], prompt=told, done=done_message("completed", "eos"), state="completed"
+    )
+    completion = handle.result(timeout=10)
+    wanted = (PromptToken(8, None, "i"), PromptToken(9, -1.5, "j", (TopLogprob(7, -0.5, "h"),)))
+    assert (completion.token_ids, completion.prompt_tokens) == ((1, 2), wanted)
+    foreign.submit("back")
+    item = make_item(claim_next(broker).claim, 0, 5, final=True)
+    broker.commit([replace(item, prompt_tokens=wanted)])
+    assert len(foreign.read("back")[0]) == 5
+    ((_, fields), _) = foreign.redis.xrange(foreign.key("o", "back"))
+    assert msgpack.unpackb(fields[b"ids"])["prompt"] == told
 
 
 def test_a_foreign_client_takes_the_other_ways_too(foreign):

@@ -56,6 +56,19 @@ def test_the_client_of_openai_reads_the_prompt_of_a_completion_and_of_a_chat(cli
     assert [request.body["prompt_logprobs"] for request in fake.requests] == [1, 1]
 
 
+def test_the_client_of_openai_reads_the_prompt_of_a_stream(client):
+    events = client.completions.create(
+        model="fake", prompt=HELLO, echo=True, logprobs=0, stream=True,
+        extra_body={"prompt_logprobs": 1},
+    )  # fmt: skip
+    first, *rest = (event.choices[0] for event in events)
+    assert first.text == "helloone "
+    assert first.logprobs.token_logprobs == [None] + [0.0] * 8
+    assert len(first.prompt_logprobs) == 5
+    assert "".join(choice.text for choice in rest) == "two three"
+    assert not any(hasattr(choice, "prompt_logprobs") for choice in rest)
+
+
 def test_every_choice_of_a_completion_has_its_own_prompt(gateway):
     body = gateway.complete(["ab", "c"], n=2, prompt_logprobs=0).body
     told = [choice["prompt_logprobs"] for choice in body["choices"]]
