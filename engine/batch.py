@@ -54,6 +54,8 @@ class BatchRow(NamedTuple):
 
     With `pooling`, a row that `samples` yields the vector of its prompt, and no token.
 
+    The row also yields the log-probabilities of the prompt tokens with the indices `scored`.
+
     The last `num_drafted` tokens are a draft, which this step checks. The row then samples one
     token for each row of `unrolled()`.
     """
@@ -81,6 +83,14 @@ class BatchRow(NamedTuple):
     def end(self) -> int:
         """The position after the last token, which is also the context length after the step."""
         return self.start + len(self.token_ids)
+
+    @property
+    def scored(self) -> range:
+        """Indices of prompt tokens; empty once there is output, as they were reported with it."""
+        if self.output_token_ids:
+            return range(0)
+        num_prompt_tokens = len(self.prompt_token_ids)
+        return self.sampling.scored(self.start, self.end, num_prompt_tokens=num_prompt_tokens)
 
     @property
     def draft(self) -> Sequence[int]:
@@ -261,7 +271,9 @@ class StepResult:
         logprobs: one entry per token, for rows that request log-probabilities.
         runs: the next tokens, at least one, of every row with a draft: the accepted part of the
             draft, and the token after it.
-        vectors: the vector of every row with `pooling` that samples.
+        vectors: the vector of every row with `pooling` that samples, but for those whose vector is
+            their `prompt_logprobs`.
+        prompt_logprobs: of each row, those of its `scored` tokens.
     """
 
     decoded: Sequence[int] = ()
@@ -270,6 +282,7 @@ class StepResult:
     logprobs: Mapping[str, Sequence[Logprobs]] = field(default_factory=dict)
     runs: Mapping[str, Sequence[int]] = field(default_factory=dict)
     vectors: Mapping[str, Vector] = field(default_factory=dict)
+    prompt_logprobs: Mapping[str, Sequence[Logprobs]] = field(default_factory=dict)
 
 
 class LaunchedStep(Protocol):

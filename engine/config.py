@@ -9,6 +9,9 @@ from typing import Literal
 #: The number of priority classes.
 NUM_CLASSES = 4
 
+#: The default of `max_scored_tokens`: enough rows for an efficient matrix product.
+MAX_SCORED_TOKENS = 256
+
 PolicyName = Literal["fcfs", "sjf", "priority", "adaptive"]
 PreemptionMode = Literal["recompute", "swap", "auto"]
 BatchMode = Literal["mixed", "prefer-decode", "prefer-prefill"]
@@ -38,6 +41,9 @@ class EngineConfig:
     long_prefill_token_threshold: int = 0
     #: The most prefill tokens of all requests per step; with 0, only the step's limit applies.
     max_prefill_tokens: int = 0
+    #: The most tokens of prompts whose log-probabilities a step computes, since each needs a row of
+    #: logits. An engine with 0 computes none.
+    max_scored_tokens: int = MAX_SCORED_TOKENS
     #: What a step computes when some requests decode and others prefill: see `step_mix`.
     batch_mode: BatchMode = "mixed"
     #: With False, no request is admitted until all requests of the running batch have ended: the
@@ -74,6 +80,7 @@ class EngineConfig:
         assert self.max_num_seqs >= 1 and self.max_model_len >= 1 and self.vocab_size >= 1
         assert self.max_num_batched_tokens >= 1 and self.long_prefill_token_threshold >= 0
         assert self.max_prefill_tokens >= 0 and self.block_copy_seconds >= 0.0
+        assert self.max_scored_tokens >= 0
         assert self.num_speculative_tokens >= 0 and self.max_speculative_step_tokens >= 0
         assert 0.0 <= self.watermark < 1.0 and self.aging_seconds > 0.0
         assert len(self.class_shares) in (0, NUM_CLASSES) and min(self.class_shares, default=0) >= 0

@@ -53,6 +53,8 @@ class Engine:
         self._scheduler = Scheduler(config)
         self._endings = Endings()
         self._outputs: list[RequestOutput] = []
+        #: Requests whose `prompt_logprobs` are still to be reported.
+        self._unreported: set[str] = set()
         self._next: Launched | None = None
         self._last_result_time = 0.0
         self._generated_tokens = 0
@@ -84,7 +86,7 @@ class Engine:
         if self.config.check_invariants:
             assert not (broken := self.violations()), broken
         outputs, self._outputs = self._outputs, []
-        return outputs
+        return outputs if not self._unreported else self._with_prompt_logprobs(outputs)
 
     def add_request(self, request: Request) -> None:
         """Queue a request, or reject it.
@@ -103,6 +105,8 @@ class Engine:
         reason = None if request.pooling is not None else replay(request, self.config)
         self._scheduler.add(request)
         self._endings.watch(request, alive=self._scheduler.requests)
+        if request.sampling.prompt_logprobs is not None and not request.output_token_ids:
+            self._unreported.add(request.request_id)
         if reason is not None:
             self._finish(request, reason, now=request.arrival_time)
 
@@ -245,6 +249,7 @@ class Engine:
         logprobs: dict[str, Sequence[Logprobs]] = {}
         runs: dict[str, Sequence[int]] = {}
         vectors: dict[str, Vector] = {}
+        prompt_logprobs: dict[str, Sequence[Logprobs]] = {}
         raised: dict[str, Exception] = {}
         for row in batch.rows:
             try:
@@ -259,12 +264,13 @@ class Engine:
                 logprobs |= result.logprobs
                 runs |= result.runs
                 vectors |= result.vectors
+                prompt_logprobs |= result.prompt_logprobs
         if raised and len(raised) + len(failures) == batch.num_rows > 1:
             raise DeviceFailed("every row of a step failed alone") from next(iter(raised.values()))
         failures |= {request_id: repr(error) for request_id, error in raised.items()}
         decodes = [request.request_id for request in batch.decodes.requests]
         decoded = [token_ids.pop(request_id, UNKNOWN_TOKEN) for request_id in decodes]
-        return StepResult(decoded, token_ids, failures, logprobs, runs, vectors)
+        return StepResult(decoded, token_ids, failures, logprobs, runs, vectors, prompt_logprobs)
 
     # -- reporting --------------------------------------------------------------------------------
 
@@ -283,6 +289,7 @@ class Engine:
                     request.finish_reason,
                     None,
                     (),
+                    (),
                 ),
             )
             for request, start, token_id in zip(
@@ -296,6 +303,16 @@ class Engine:
         for run in progress.runs:
             self._generated_tokens += len(run.token_ids)
             self._outputs += outputs_of(run, logprobs.get(run.request.request_id, ()))
+
+    def _with_prompt_logprobs(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
+        """The outputs; that with a request's first token has what was asked of its prompt."""
+        for index, output in enumerate(outputs):
+            if output.request_id in self._unreported:
+                self._unreported.discard(output.request_id)
+                if output.token_ids:
+                    told = tuple(output.request.prompt_logprobs)
+                    outputs[index] = output._replace(prompt_logprobs=told)
+        return outputs
 
     def _finish(
         self,

@@ -101,6 +101,11 @@ class FakeRunner:
             },
             runs=runs,
             vectors=self._vectors(rows),
+            prompt_logprobs={
+                row.request_id: fake_prompt_logprobs(self._read(row), row)
+                for row in rows
+                if row.scored
+            },
         )
         return FakeStep(outcome, self._runs_ahead, token_ids)
 
@@ -132,7 +137,7 @@ class FakeRunner:
         return {
             row.request_id: fake_vector(self._read(row), dimensions=row.pooling.dimensions)
             for row in rows
-            if row.samples and row.pooling is not None
+            if row.samples and row.pooling is not None and row.sampling.prompt_logprobs is None
         }
 
     def _sample(self, row: BatchRow) -> int | None:
@@ -214,6 +219,19 @@ def fake_logprobs(token_id: int, num_top: int) -> Logprobs:
     """Log-probabilities that depend only on the token id; the next ids are the top tokens."""
     top = tuple((token_id + rank, -0.5 * rank) for rank in range(1, num_top + 1))
     return Logprobs(-0.25 * token_id, top)
+
+
+def fake_prompt_logprobs(token_ids: Sequence[int], row: BatchRow) -> list[Logprobs]:
+    """Those of the row's `scored` tokens: each depends on all tokens before it, and on itself."""
+    num_top = row.sampling.prompt_logprobs
+    assert num_top is not None
+    found = []
+    for index in row.scored:
+        digest = hashlib.blake2b(array("q", token_ids[:index]).tobytes(), digest_size=2).digest()
+        before = int.from_bytes(digest, "little") / (1 << 16)
+        logprob, top = fake_logprobs(row.prompt_token_ids[index], num_top)
+        found.append(Logprobs(logprob - before, top))
+    return found
 
 
 def fake_generation(

@@ -1,4 +1,4 @@
-"""Log-probabilities of a sampled token and of the top tokens at the same index.
+"""Log-probabilities of a token, sampled or of the prompt, and of the top tokens at its index.
 
 They are the natural logarithms of the softmax of the model's raw logits, in float32, before
 temperature, penalties, biases or masks are applied.
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Logprobs(NamedTuple):
-    """Those of one sampled token. `top` has pairs of token id and log-probability, best first."""
+    """Those of one token. `top` has pairs of token id and log-probability, best first."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()

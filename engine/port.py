@@ -30,6 +30,8 @@ class RequestOutput(NamedTuple):
     request resumed with 57 tokens continues at 57. `finish_reason` is set on the last output only.
     `request` is the live record, to be read for usage and times and never to be changed.
     `logprobs` has one entry per token if the request asks for them, and is empty otherwise.
+    `prompt_logprobs` has one per token of the prompt from `prompt_logprobs_from` on, and comes with
+    the first token ever generated for the request.
     """
 
     request: Request
@@ -39,6 +41,7 @@ class RequestOutput(NamedTuple):
     finish_reason: FinishReason | None = None
     error: str | None = None
     logprobs: tuple[Logprobs, ...] = ()
+    prompt_logprobs: tuple[Logprobs, ...] = ()
 
     @property
     def request_id(self) -> str:

@@ -33,7 +33,10 @@ def refuse_if_never_servable(request: Request, config: EngineConfig) -> None:
         if outside is not None:
             message = f"token id {outside} is outside the vocabulary of {config.vocab_size}"
             raise RequestRejected(field, message)
-    if (request.pooling is not None) != config.pools:
+    scores = request.sampling.prompt_logprobs is not None
+    if scores and not config.max_scored_tokens:
+        raise RequestRejected("prompt_logprobs", "this engine computes none")
+    if (request.pooling is not None and not scores) != config.pools:
         message = "this model makes " + ("vectors, no output" if config.pools else "no vectors")
         raise RequestRejected("kind", message)
     _refuse_if_too_long(request, config)

@@ -5,6 +5,7 @@ the tokens one counter is kept: how many of them are still to be computed. All o
 derived, so that nothing can drift apart; and while a request decodes the counter stays at 1.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Protocol
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.constraint import Constraint
+from engine.logprobs import Logprobs
 from engine.prompt_lookup import PromptLookup
 from engine.sampling_params import SamplingParams
 
@@ -141,7 +143,7 @@ class Request:
         text: receives every output token, the resumed ones included; None when nobody wants text.
         constraint: says which tokens may come next, and when the output is complete; None for any.
         pooling: asks for a vector of the prompt; the request then has no output. None for an
-        output.
+        output. With `prompt_logprobs` the vector has the log-probabilities of these tokens.
     """
 
     request_id: str
@@ -171,6 +173,9 @@ class Request:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     num_swaps: int = 0
+    #: Log-probabilities of its prompt's tokens, from `prompt_logprobs_from` on; complete with the
+    #: first output token. A request that is resumed has none: they were reported with that token.
+    prompt_logprobs: list[Logprobs] = field(default_factory=list)
     #: The vector of the prompt, [numbers] in float32; only where the reason is POOLED.
     vector: NDArray[np.float32] | None = None
     #: Tokens that came as the accepted part of a draft, and so without a step of their own.
@@ -230,6 +235,33 @@ class Request:
     def last_token_id(self) -> int:
         """The last token that is known."""
         return (self.output_token_ids or self.prompt_token_ids)[-1]
+
+    @property
+    def max_cached_tokens(self) -> int:
+        """The most tokens whose KV may come from a cache; those behind them must give logits."""
+        sampling = self.sampling
+        if sampling.prompt_logprobs is None or self.output_token_ids:
+            return self.num_tokens - 1
+        return min(self.num_tokens, sampling.prompt_logprobs_from) - 1
+
+    def num_scored(self, start: int, end: int) -> int:
+        """How many tokens of the prompt get a log-probability when `start .. end - 1` are computed.
+
+        None after the first output token, with which all of them were reported.
+        """
+        if self.output_token_ids:
+            return 0
+        return len(self.sampling.scored(start, end, num_prompt_tokens=self.num_prompt_tokens))
+
+    def take_prompt_logprobs(self, scored: range, logprobs: Sequence[Logprobs]) -> None:
+        """Record log-probabilities; of tokens that were computed again, the new ones."""
+        first = scored.start - self.sampling.prompt_logprobs_from
+        assert first <= len(self.prompt_logprobs)
+        self.prompt_logprobs[first:] = logprobs
+
+    def likelihoods(self) -> NDArray[np.float32]:
+        """The log-probabilities of its prompt's tokens, [tokens], without their alternatives."""
+        return np.array([one.logprob for one in self.prompt_logprobs], dtype=np.float32)
 
     def token_ids_between(self, start: int, end: int) -> list[int]:
         """Tokens `start .. end - 1` of prompt and output, as many of them as are known."""

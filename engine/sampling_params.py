@@ -15,7 +15,8 @@ class SamplingParams:
     repeats the same noise. An empty `allowed_token_ids` allows every token. `logit_bias` has pairs
     of a token id, each at most once, and the value that is added to its logit. `logprobs` is the
     number of top tokens whose log-probabilities are reported with each sampled token; None reports
-    none.
+    none. `prompt_logprobs` is the same for the tokens of the prompt, those from the index
+    `prompt_logprobs_from` on; before the token with index 0 there is nothing that predicts it.
     `takes_argmax` is derived from the other fields: the token is the argmax of the raw logits. It
     is stored because every step reads it for every row.
     """
@@ -32,6 +33,8 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] = ()
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    prompt_logprobs_from: int = 1
     min_tokens: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -50,9 +53,21 @@ class SamplingParams:
         assert self.repetition_penalty > 0.0
         assert len(dict(self.logit_bias)) == len(self.logit_bias)
         assert self.logprobs is None or self.logprobs >= 0
+        assert self.prompt_logprobs is None or self.prompt_logprobs >= 0
+        assert self.prompt_logprobs_from >= 1
         processes_logits = self.allowed_token_ids or self.logit_bias or self.min_tokens
         plain = not (processes_logits or self.has_penalties) and self.logprobs is None
         object.__setattr__(self, "takes_argmax", self.is_greedy and plain)
+
+    def scored(self, start: int, end: int, *, num_prompt_tokens: int) -> range:
+        """The indices of prompt tokens whose log-probabilities the tokens `start .. end - 1` give.
+
+        Each token gives that of the token after it. Empty for a request without `prompt_logprobs`.
+        """
+        if self.prompt_logprobs is None:
+            return range(0)
+        first = max(start + 1, self.prompt_logprobs_from)
+        return range(first, min(end + 1, num_prompt_tokens))
 
     @property
     def is_greedy(self) -> bool:

@@ -113,7 +113,7 @@ class KVCache:
         """Create a block table from the blocks in the prefix cache, and promise the other blocks.
 
         Returns the number of tokens whose keys and values are cached: a multiple of the block size,
-        and less than `num_tokens`, because the last token must be computed for its logits.
+        and at most `max_cached_tokens`, because later tokens must be computed for their logits.
         """
         assert request.request_id not in self._tables
         assert self._blocks_to_admit(request) <= self.num_available
@@ -288,7 +288,7 @@ class KVCache:
         if not self.enable_prefix_caching:
             return []
         hits: list[int] = []
-        num_blocks = (request.num_tokens - 1) // self.block_size
+        num_blocks = request.max_cached_tokens // self.block_size
         for block_hash in islice(self._block_hashes(request, num_blocks), num_blocks):
             block_id = self.pool.lookup(block_hash)
             if block_id is None:

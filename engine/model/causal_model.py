@@ -32,7 +32,7 @@ class StepInputs:
         token_ids: the tokens to compute.
         positions: the index of each token in its own request.
         slots: the cache slots for each token's key and value.
-        logit_rows: [tokens to sample], indices of the tokens whose logits are needed.
+        logit_rows: [logit rows], indices of the tokens whose logits are needed, in their order.
         metadata: which tokens see which slots.
         attention: the step's attention, planned once for all layers.
         adapted: the tokens with an adapter, one entry per adapter.
@@ -71,7 +71,7 @@ class CausalModel(Protocol):
         ...
 
     def forward(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
-        """Write the step's keys and values to `kv_pool`; return [tokens to sample, vocab_size]."""
+        """Write the step's keys and values to `kv_pool`; return [logit rows, vocab_size]."""
         ...
 
 
@@ -80,7 +80,7 @@ class Chooser(Protocol):
     """A decoder that can also compute the argmax of the logits, without returning the logits."""
 
     def choose(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
-        """Like `forward`, but return the argmax of each row of logits, [tokens to sample].
+        """Like `forward`, but return the argmax of each row of logits, [logit rows].
 
         Of equal logits, the first wins. `BROKEN` if the largest logit is not finite; a NaN counts
         as the largest.

@@ -18,6 +18,8 @@ from engine.model.causal_model import AdaptedTokens, CausalModel, StepInputs
 from engine.model.device.kv_pool import KVPool, Slots
 from engine.model.device.transfer import to_device
 
+_NO_ROWS = np.zeros(0, dtype=np.int64)
+
 
 @dataclass(frozen=True, slots=True)
 class Fed:
@@ -50,7 +52,8 @@ class HostStep:
         token_ids: the tokens to compute.
         positions: the index of each token in its own request.
         blocks, offsets: the cache slot for each token's key and value.
-        logit_rows: [tokens to sample], indices of the tokens whose logits are needed.
+        logit_rows: [tokens to sample + `num_scored`], indices of the tokens whose logits are
+            needed: first those that sample, then those that score the token of a prompt.
         fed: the source of tokens that the host does not know yet; None if it knows all.
         adapted: for each adapter in the step, the indices of its tokens.
     """
@@ -63,6 +66,7 @@ class HostStep:
     metadata: AttentionMetadata
     fed: Fed | None = None
     adapted: Mapping[str, IntArray] = field(default_factory=dict)
+    num_scored: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -149,15 +153,18 @@ def lay_out(
     num_due[len(decodes) :] = [(1 + row.num_drafted) * row.samples for row in rows]
     # The logits are those of a row's last tokens, as many as it has tokens to sample.
     from_end = np.repeat(num_due.cumsum(), num_due) - np.arange(num_due.sum())
+    due_rows = np.repeat(metadata.offsets + query_lens, num_due) - from_end
+    scored_rows = _scored_rows(rows, metadata.offsets[len(decodes) :])
     return HostStep(
         token_ids=_append(decodes.token_ids, list(chain.from_iterable(r.token_ids for r in rows))),
         positions=positions,
         blocks=metadata.block_tables[row_of_token, positions // block_size],
         offsets=positions % block_size,
-        logit_rows=np.repeat(metadata.offsets + query_lens, num_due) - from_end,
+        logit_rows=np.concatenate((due_rows, scored_rows)) if len(scored_rows) else due_rows,
         metadata=metadata,
         fed=fed,
         adapted=_adapted(names, metadata.offsets, query_lens),
+        num_scored=len(scored_rows),
     )
 
 
@@ -175,8 +182,8 @@ def feed_of(decodes: DecodeRows, due_ids: Sequence[str], tokens: torch.Tensor) -
 
 
 def with_all_logits(step: HostStep) -> HostStep:
-    """The step with logits for every token."""
-    return replace(step, logit_rows=np.arange(step.num_tokens))
+    """The step with logits for every token, in the order of the tokens."""
+    return replace(step, logit_rows=np.arange(step.num_tokens), num_scored=0)
 
 
 def pad(step: HostStep, *, multiple: int, spare_block: int) -> HostStep:
@@ -205,6 +212,7 @@ def pad(step: HostStep, *, multiple: int, spare_block: int) -> HostStep:
         ),
         fed=step.fed,
         adapted=step.adapted,
+        num_scored=step.num_scored,
     )
 
 
@@ -217,7 +225,7 @@ def compute_logits(
     multiple: int = 1,
     graphs: CapturedSteps | None = None,
 ) -> torch.Tensor:
-    """Write the step's keys and values to the pool; return [tokens to sample, width of logits].
+    """Write the step's keys and values to the pool; return [logit rows, width of logits].
 
     If both model and backend read unwritten slots, the step that writes the first slot of a block,
     but not its last, clears the block first, so that values of an earlier owner are never read.
@@ -269,6 +277,16 @@ def _adapted(
         if name is not None:
             tokens.setdefault(name, []).append(np.arange(first, first + count))
     return {name: np.concatenate(parts) for name, parts in tokens.items()}
+
+
+def _scored_rows(rows: Sequence[BatchRow], offsets: IntArray) -> IntArray:
+    """The indices of the tokens before the scored ones; `offsets` are those of the rows."""
+    parts = [
+        np.arange(scored.start - 1, scored.stop - 1) + (offset - row.start)
+        for row, offset in zip(rows, offsets.tolist(), strict=True)
+        if (scored := row.scored)
+    ]
+    return np.concatenate(parts) if parts else _NO_ROWS
 
 
 def _block_tables(rows: Sequence[BatchRow], decodes: DecodeRows, block_size: int) -> IntArray:

@@ -12,12 +12,14 @@ class Plan:
     """The step being planned.
 
     `budget` is the number of tokens that it may still compute, `prefill_budget` the part of it that
-    may be prefill. `rows` are the rows other than decodes, by request id, in the order in which
-    they were planned. `has_decodes`: the budget has paid for one token of each decode.
+    may be prefill, and `scored_budget` the number of prompt tokens that it may still score. `rows`
+    are the rows other than decodes, by request id, in the order in which they were planned.
+    `has_decodes`: the budget has paid for one token of each decode.
     """
 
     budget: int
     prefill_budget: int
+    scored_budget: int
     now: float
     has_decodes: bool = False
     rows: dict[str, tuple[BatchRow, Request]] = field(default_factory=dict)
@@ -44,6 +46,7 @@ class Plan:
             shorter, _ = self.rows[request.request_id]
             self.budget += len(shorter.token_ids)
             self.prefill_budget += len(shorter.token_ids)
+            self.scored_budget += len(shorter.scored)
         self.behind.discard(request.request_id)
         start = request.num_computed_tokens
         row = BatchRow(
@@ -62,6 +65,7 @@ class Plan:
         )
         self.rows[request.request_id] = row, request
         self.budget -= len(row.token_ids)
+        self.scored_budget -= len(row.scored)
         if not draft:
             self.prefill_budget -= len(row.token_ids)
 
@@ -77,7 +81,12 @@ class Plan:
 
     def room_for(self, request: Request) -> int:
         """Tokens that the row of this request may have."""
-        return self.room + (request.request_id in self.behind) + self.num_planned(request)
+        room = self.room + (request.request_id in self.behind) + self.num_planned(request)
+        start, row = request.num_computed_tokens, self.rows.get(request.request_id)
+        may_score = self.scored_budget + (len(row[0].scored) if row else 0)
+        if request.num_scored(start, start + room) <= may_score:
+            return room
+        return max(0, request.max_cached_tokens - start) + may_score
 
     def num_planned(self, request: Request) -> int:
         """The tokens of its row."""
@@ -86,7 +95,7 @@ class Plan:
 
     def as_batch(self, step: int, decodes: DecodeRows) -> Batch:
         """The finished plan. Neither the budget nor the cap on prefill may be overdrawn."""
-        assert self.budget >= 0 and self.prefill_budget >= 0
+        assert min(self.budget, self.prefill_budget, self.scored_budget) >= 0
         return Batch(
             step=step,
             decodes=decodes,

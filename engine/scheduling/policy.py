@@ -53,3 +53,11 @@ POLICIES: dict[PolicyName, Policy] = {
     "priority": priority_with_aging,
     "adaptive": adaptive,
 }
+
+
+def comes_before(waiting: Request, running: Request) -> bool:
+    """Whether a waiting request is planned before a running one that catches up.
+
+    By its age, as it would otherwise wait for ever; or by its standing, however old the other is.
+    """
+    return waiting.rank < running.rank or waiting.standing < running.standing

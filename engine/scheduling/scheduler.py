@@ -23,7 +23,7 @@ from engine.output.stopping import finish_reason_of
 from engine.request import FinishReason, Priority, Progress, Request, RequestState, Run, take_text
 from engine.scheduling.decode_set import limit_of, that_filled_a_block
 from engine.scheduling.plan import Plan
-from engine.scheduling.policy import POLICIES
+from engine.scheduling.policy import POLICIES, comes_before
 from engine.scheduling.preemption import Preemption
 from engine.scheduling.running_set import RunningSet
 from engine.scheduling.shares import ClassShares, Lane
@@ -129,8 +129,12 @@ class Scheduler:
                 progress.runs.append(self._take_run(request, row, token_ids, now))
                 continue
             self._remember([(request, row.end)])
+            if scored := row.scored:
+                request.take_prompt_logprobs(scored, result.prompt_logprobs[row.request_id])
             if row.samples and request.pooling is not None:
-                request.vector, request.times.first_token = result.vectors[row.request_id], now
+                is_scored = request.sampling.prompt_logprobs is not None
+                vector = request.likelihoods() if is_scored else result.vectors[row.request_id]
+                request.vector, request.times.first_token = vector, now
                 progress.pooled.append(request)
                 self.finish(request, FinishReason.POOLED, now=now)
             elif row.samples:
@@ -192,6 +196,7 @@ class Scheduler:
         return Plan(
             budget=config.max_num_batched_tokens,
             prefill_budget=config.max_prefill_tokens or config.max_num_batched_tokens,
+            scored_budget=config.max_scored_tokens,
             now=now,
         )
 
@@ -390,11 +395,3 @@ class Scheduler:
         reason = finish_reason_of(request, self.config, stop_string_found=stop_string_found)
         if reason is not None:
             self.finish(request, reason, now=now)
-
-
-def comes_before(waiting: Request, running: Request) -> bool:
-    """Whether a waiting request is planned before a running one that catches up.
-
-    By its age, as it would otherwise wait for ever; or by its standing, however old the other is.
-    """
-    return waiting.rank < running.rank or waiting.standing < running.standing

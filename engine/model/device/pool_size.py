@@ -19,6 +19,9 @@ LIVE_WIDE = 4
 #: The most copies of the logits that are alive at once, counted in float32: ten in the sampler, two
 #: that the previous step keeps until its tokens are settled, and the output of captured steps.
 LIVE_LOGITS = 13
+#: The same for the logits of scored tokens: in single precision, those of the rows that are asked
+#: for, their log-probabilities, and sorted ones.
+LIVE_SCORED = 4
 #: Additional tensors of the largest width while adapters add to a product: their gathered tokens,
 #: and the additions, which may be those of two linear layers in a fused product.
 LIVE_ADAPTED = 3
@@ -32,7 +35,8 @@ class StepSize:
     """The size of the largest possible step, for which memory is reserved.
 
     Args:
-        num_logits: the number of tokens to sample, which is the number of rows of logits.
+        num_logits: the number of tokens to sample.
+        num_scored: the number of tokens of prompts whose log-probabilities are computed.
         width: as in `TransformersModel`.
         dtype: of the activations.
         max_rank: the largest rank of any adapter in any layer; 0 without adapters.
@@ -45,6 +49,7 @@ class StepSize:
     vocab_size: int
     dtype: torch.dtype
     max_rank: int = 0
+    num_scored: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -53,7 +58,8 @@ class StepSize:
         if self.max_rank:
             of_token += LIVE_ADAPTED * self.width + LIVE_RANKS * max(self.max_rank, LANES)
         activations = of_token * self.num_tokens * self.dtype.itemsize
-        logits = LIVE_LOGITS * self.num_logits * self.vocab_size * torch.float32.itemsize
+        num_rows = LIVE_LOGITS * self.num_logits + LIVE_SCORED * self.num_scored
+        logits = num_rows * self.vocab_size * torch.float32.itemsize
         return activations + logits
 
 

@@ -140,6 +140,7 @@ def _num_blocks(chosen: Chosen, limits: Limits, *, memory_bytes: int | None) -> 
         vocab_size=chosen.model.vocab_size,
         dtype=chosen.dtype,
         max_rank=chosen.max_rank,
+        num_scored=limits.max_num_scored,
     )
     memory = memory_for_blocks(
         free_memory_bytes(chosen.device), step, share=memory_share(chosen.device)

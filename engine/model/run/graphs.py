@@ -90,9 +90,10 @@ class DecodeGraphs:
     def accepts(self, step: HostStep) -> bool:
         """Whether every row is one token that needs logits, and a captured size is large enough.
 
-        Rows with an adapter are not accepted: a captured step cannot know which rows have one.
+        Rows with an adapter are not accepted: a captured step cannot know which rows have one. Nor
+        are scored ones, whose logits come in another order.
         """
-        return not step.adapted and (
+        return not (step.adapted or step.num_scored) and (
             step.num_tokens == step.metadata.num_rows == len(step.logit_rows)
             and step.num_tokens <= self.sizes[-1]
         )

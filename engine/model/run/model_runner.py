@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from engine.batch import Batch, BatchRow, ComputedStep, LaunchedStep, StepResult
+from engine.config import MAX_SCORED_TOKENS
 from engine.constraint import why_no_token
 from engine.errors import DeviceFailed
 from engine.logprobs import Logprobs
@@ -23,6 +24,7 @@ from engine.model.device.kv_pool import KVPool
 from engine.model.device.step_threads import StepThreads
 from engine.model.device.transfer import ToHost
 from engine.model.run.graphs import DecodeGraphs
+from engine.model.sampling.likelihoods import PromptLikelihoods
 from engine.model.sampling.sampler import Drawn, Draws, Sampler, take_argmax
 from engine.model.step import Fed, HostStep, compute_logits, feed_of, lay_out
 
@@ -67,6 +69,7 @@ class Limits:
     max_num_batched_tokens: int
     num_speculative_tokens: int = 0
     max_speculative_step_tokens: int = 0
+    max_scored_tokens: int = MAX_SCORED_TOKENS
 
     @property
     def max_num_due(self) -> int:
@@ -77,6 +80,11 @@ class Limits:
             self.max_num_batched_tokens,
         )
         return max(self.max_num_seqs, with_drafts)
+
+    @property
+    def max_num_scored(self) -> int:
+        """The most tokens of prompts whose log-probabilities a step computes."""
+        return min(self.max_scored_tokens, self.max_num_batched_tokens)
 
 
 class ModelRunner:
@@ -141,12 +149,13 @@ class ModelRunner:
             chosen: list[int] = draws.tokens.tolist()
             draws.settle(chosen)
             logprobs = draws.logprobs(chosen)
+            result = result_of(batch, due, chosen, logprobs, draws.prompts)
         except Exception as error:
             raise_if_device_failed(error, batch)
             raise
         if self.threads is not None:
             self.threads.adjust()
-        return ComputedStep(result_of(batch, due, chosen, logprobs))
+        return ComputedStep(result)
 
     @torch.inference_mode()
     def hidden(self, batch: Batch) -> torch.Tensor:
@@ -197,9 +206,16 @@ class ModelRunner:
         """Run the forward pass and sample one token for each of `due`, after the block copies."""
         step = self._lay_out(batch, fed)
         model = self.model
-        if isinstance(model, Chooser) and self._multiple == 1 and take_argmax(due):
+        takes_argmax = self._multiple == 1 and not step.num_scored and take_argmax(due)
+        if isinstance(model, Chooser) and takes_argmax:
             return Draws(model.choose(step.inputs(self._backend), self.kv_pool), due)
-        return self._sampler.draw(self._logits(step), due)
+        logits = self._logits(step)
+        if not step.num_scored:
+            return self._sampler.draw(logits, due)
+        prompts = PromptLikelihoods(logits[len(due) :], batch.catch_up_rows)
+        draws = self._sampler.draw(logits[: len(due)], due)
+        draws.prompts = prompts
+        return draws
 
     def _lay_out(self, batch: Batch, fed: Fed | None) -> HostStep:
         return lay_out(
@@ -268,12 +284,12 @@ class StepInFlight:
                 chosen = self._arriving.wait()
                 if self._draws.settle(chosen) and self._next is not None:
                     self._next._compute()
-                logprobs = self._draws.logprobs(chosen)
+                logprobs, prompts = self._draws.logprobs(chosen), self._draws.prompts
+                self._result = result_of(self._batch, self._due, chosen, logprobs, prompts)
             except Exception as error:
                 # The next step may already be in flight, so this one cannot be repeated.
                 raise_if_device_failed(error, self._batch)
                 raise DeviceFailed(f"step {self._batch.step} did not complete: {error}") from error
-            self._result = result_of(self._batch, self._due, chosen, logprobs)
             # The next step refers to this one until it completes, but needs only the tokens.
             self._draws = self._after = self._next = None
         return self._result
@@ -295,9 +311,17 @@ class StepInFlight:
 
 
 def result_of(
-    batch: Batch, due: Sequence[Drawn], chosen: Sequence[int], logprobs: Mapping[int, Logprobs]
+    batch: Batch,
+    due: Sequence[Drawn],
+    chosen: Sequence[int],
+    logprobs: Mapping[int, Logprobs],
+    prompts: PromptLikelihoods | None = None,
 ) -> StepResult:
-    """The step's result, from the tokens `chosen` for `due`, which is `batch.due`."""
+    """The step's result, from the tokens `chosen` for `due`, which is `batch.due`.
+
+    Waits for the log-probabilities of prompts.
+    """
+    scores, failures = ({}, {}) if prompts is None else prompts.wait()
     num_decodes = len(batch.decodes)
     others = zip(due[num_decodes:], chosen[num_decodes:], strict=True)
     decoded, token_ids = chosen[:num_decodes], {one.request_id: token for one, token in others}
@@ -306,12 +330,12 @@ def result_of(
         logprobs_of.setdefault(due[index].request_id, []).append(one)
     drafted = batch.drafted_rows
     if not drafted and BROKEN not in chosen:
-        return StepResult(decoded, token_ids, logprobs=logprobs_of)
+        return StepResult(decoded, token_ids, failures, logprobs_of, prompt_logprobs=scores)
     runs = runs_of(drafted, due, chosen)
     # A row with a draft has several entries; it has failed if the first one has no token.
     pairs = list(zip(due, chosen, strict=True))
     first = {one.request_id: (one, token) for one, token in reversed(pairs)}
-    failures = {
+    failures |= {
         request_id: why_no_token(one.constraint)
         for request_id, (one, token) in first.items()
         if token == BROKEN
@@ -319,7 +343,7 @@ def result_of(
     for request_id in token_ids.keys() & {*failures, *runs}:
         del token_ids[request_id]
     runs = {request_id: run for request_id, run in runs.items() if run}
-    return StepResult(decoded, token_ids, failures, logprobs_of, runs)
+    return StepResult(decoded, token_ids, failures, logprobs_of, runs, prompt_logprobs=scores)
 
 
 def runs_of(

@@ -1,14 +1,17 @@
-"""Log-probabilities of the chosen tokens, for rows that request them.
+"""Log-probabilities of the chosen tokens and of those of prompts, for rows that request them.
 
 They are computed from the model's raw logits, in float32, before the sampler changes the logits.
 Only reading them waits for the device.
 """
 
+import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import Protocol
 
 import torch
 
+from engine.batch import BatchRow
 from engine.logprobs import Logprobs
 from engine.model.device.transfer import ToHost, index_on
 from engine.sampling_params import SamplingParams
@@ -65,3 +68,38 @@ class Likelihoods:
             values, token_ids = top[:number], map(int, top[self._num_top :])
             found[row] = Logprobs(own, tuple(zip(token_ids, values, strict=False)))
         return found
+
+
+class PromptLikelihoods:
+    """The log-probabilities of the tokens that the rows of a step score; see `BatchRow.scored`.
+
+    Args:
+        logits: [scored tokens, vocabulary], those of all rows in their order.
+    """
+
+    def __init__(self, logits: torch.Tensor, rows: Sequence[BatchRow]) -> None:
+        self._scored = [(row.request_id, len(row.scored)) for row in rows if row.scored]
+        numbers = [
+            (row.sampling.prompt_logprobs or 0, row.prompt_token_ids[index])
+            for row in rows
+            for index in row.scored
+        ]
+        self._likelihoods = Likelihoods(
+            logits.float(), [(index, most) for index, (most, _) in enumerate(numbers)]
+        )
+        self._likelihoods.send(index_on([token_id for _, token_id in numbers], logits.device))
+
+    def wait(self) -> tuple[dict[str, Sequence[Logprobs]], dict[str, str]]:
+        """By request id: the log-probabilities; and why a row has none, if one is no number."""
+        told = self._likelihoods.wait()
+        found: dict[str, Sequence[Logprobs]] = {}
+        failures: dict[str, str] = {}
+        first = 0
+        for request_id, count in self._scored:
+            of_row = [told[index] for index in range(first, first + count)]
+            first += count
+            numbers = chain.from_iterable((one.logprob, *(v for _, v in one.top)) for one in of_row)
+            if any(map(math.isnan, numbers)):
+                failures[request_id] = "a log-probability of the prompt is not a number"
+            found[request_id] = of_row
+        return found, failures

@@ -22,7 +22,7 @@ import torch
 from engine.logprobs import Logprobs
 from engine.model.causal_model import BROKEN
 from engine.model.device.transfer import index_on, to_device
-from engine.model.sampling.likelihoods import Likelihoods
+from engine.model.sampling.likelihoods import Likelihoods, PromptLikelihoods
 from engine.model.sampling.logits_processors import Processed, process_logits
 from engine.model.sampling.noise import gumbel, noise_keys
 from engine.sampling_params import SamplingParams
@@ -76,6 +76,8 @@ class Draws:
         self._scaled = scaled
         self._keys = keys
         self._likelihoods = likelihoods
+        #: Those of prompts that the same step scores; None if it scores none.
+        self.prompts: PromptLikelihoods | None = None
         if likelihoods is not None:
             likelihoods.send(tokens)
 
