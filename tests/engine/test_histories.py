@@ -106,6 +106,8 @@ def samplings(draw) -> SamplingParams:
         min_tokens=draw(st.just(0) | st.integers(0, max_tokens)),
         seed=draw(st.integers(0, 3)),
         logprobs=draw(st.none() | st.integers(0, 2)),
+        prompt_logprobs=draw(st.none() | st.integers(0, 2)),
+        prompt_logprobs_from=draw(st.just(1) | st.integers(1, 9)),
         stop=draw(st.just(()) | st.just(()) | stops),
         stop_token_ids=draw(st.sampled_from([(), (), (1,), (2, 5)])),
         ignore_eos=draw(st.sampled_from([True, True, False])),
@@ -140,6 +142,7 @@ class Life:
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     logprobs: list = field(default_factory=list)
+    prompt_logprobs: tuple = ()
     reason: FinishReason | None = None
 
     def add(self, output: RequestOutput) -> None:
@@ -147,6 +150,8 @@ class Life:
         self.tokens += output.token_ids
         self.text += output.text
         self.logprobs += output.logprobs
+        assert output.start == 0 or not output.prompt_logprobs
+        self.prompt_logprobs += output.prompt_logprobs
         self.reason = output.finish_reason
 
 
@@ -227,6 +232,7 @@ def check(life: Life, whole: Life) -> None:
     """What came out is what the request says alone, or the beginning of it."""
     assert life.reason is not None
     event(f"ended by {life.reason}")
+    assert life.prompt_logprobs == (whole.prompt_logprobs if life.tokens else ())
     if life.reason in FROM_OUTSIDE:
         count = len(life.tokens)
         assert life.tokens == whole.tokens[:count] and life.logprobs == whole.logprobs[:count]

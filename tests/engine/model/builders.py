@@ -216,6 +216,8 @@ class Generated:
     tokens: dict[str, list[int]]
     snapshot: EngineSnapshot
     logprobs: dict[str, list[Logprobs]]
+    #: Of the prompts of requests that ask for them.
+    prompt_logprobs: dict[str, tuple[Logprobs, ...]]
 
 
 def make_request(
@@ -232,10 +234,8 @@ def make_request(
     )
 
 
-def generate(
-    runner: ModelRunner, *waves: Sequence[Request], max_steps: int = 2000, **overrides
-) -> Generated:
-    """Run waves of requests through one engine, each wave when the one before has ended."""
+def engine_over(runner: ModelRunner, **overrides) -> Engine:
+    """An engine with an empty cache, whose unwritten slots would show."""
     facts = runner.config_facts
     values = {
         "num_blocks": facts.num_blocks,
@@ -250,9 +250,17 @@ def generate(
         "check_invariants": True,
     }
     poison(runner)
-    engine = Engine(EngineConfig(**(values | overrides)), runner)
+    return Engine(EngineConfig(**(values | overrides)), runner)
+
+
+def generate(
+    runner: ModelRunner, *waves: Sequence[Request], max_steps: int = 2000, **overrides
+) -> Generated:
+    """Run waves of requests through one engine, each wave when the one before has ended."""
+    engine = engine_over(runner, **overrides)
     tokens: dict[str, list[int]] = {}
     logprobs: dict[str, list[Logprobs]] = {}
+    prompt_logprobs: dict[str, tuple[Logprobs, ...]] = {}
     now = 0.0
     for wave in waves:
         for request in wave:
@@ -265,8 +273,11 @@ def generate(
                 assert output.error is None, output.error
                 tokens.setdefault(output.request_id, []).extend(output.token_ids)
                 logprobs.setdefault(output.request_id, []).extend(output.logprobs)
+                if output.prompt_logprobs:
+                    assert output.request_id not in prompt_logprobs
+                    prompt_logprobs[output.request_id] = output.prompt_logprobs
         assert not engine.has_work(), engine.snapshot()
-    return Generated(tokens, engine.snapshot(), logprobs)
+    return Generated(tokens, engine.snapshot(), logprobs, prompt_logprobs)
 
 
 class Seer(PromptLookup):

@@ -50,7 +50,7 @@ def arrays_of(step: HostStep) -> dict[str, list]:
         ),
     }
     del named["metadata"]
-    return {name: array.tolist() for name, array in named.items()}
+    return {name: np.asarray(values).tolist() for name, values in named.items()}
 
 
 @pytest.mark.parametrize("adapters", [(None,), ("a",), (None, "a", "b")])
@@ -60,8 +60,9 @@ def arrays_of(step: HostStep) -> dict[str, list]:
         [],
         [make_row(make_prompt(9), end=7, block_ids=[1, 2, 3])],
         [make_row(make_prompt(25), start=3, block_ids=range(8)), make_row([5], block_ids=[9])],
+        [make_row(make_prompt(9), end=7, block_ids=[1, 2, 3], prompt_logprobs=0)],
     ],
-    ids=["alone", "beside a chunk", "beside longer ones"],
+    ids=["alone", "beside a chunk", "beside longer ones", "beside a scored one"],
 )
 @pytest.mark.parametrize("lengths", [(1,), (4, 5, 6), (17, 2, 9)])
 def test_columns_of_decodes_are_laid_out_as_their_records_are(lengths, others, adapters):
@@ -72,6 +73,19 @@ def test_columns_of_decodes_are_laid_out_as_their_records_are(lengths, others, a
     by_row = lay_out([*decodes.as_rows(), *others], block_size=BLOCK_SIZE, device=CPU)
     assert arrays_of(by_column) == arrays_of(by_row)
     assert by_column.metadata.block_tables.shape == by_row.metadata.block_tables.shape
+
+
+def test_the_logits_of_scored_tokens_are_those_of_the_tokens_before_behind_those_that_sample():
+    rows = [
+        make_row(make_prompt(9), start=4, end=7, block_ids=[1, 2], prompt_logprobs=0),
+        make_row(make_prompt(3), block_ids=[3]),
+        make_row(make_prompt(6), block_ids=[4, 5], prompt_logprobs=1, prompt_logprobs_from=4),
+    ]
+    step = lay_out(rows, decodes=decodes_of(4, 5), block_size=BLOCK_SIZE, device=CPU)
+    assert [list(row.scored) for row in rows] == [[5, 6, 7], [], [4, 5]]
+    # Two decodes; then the tokens 4 to 6, 0 to 2 and 0 to 5 of the rows.
+    assert step.logit_rows.tolist() == [0, 1, 7, 13, 2, 3, 4, 11, 12]
+    assert step.num_scored == 5
 
 
 def test_the_tokens_of_an_adapter_are_found_wherever_its_rows_are():

@@ -16,9 +16,11 @@ from engine.model.decoder.decoder_weights import read_weights
 from engine.model.device.kv_pool import KVPool
 from engine.model.device.pool_size import StepSize
 from engine.model.run.model_runner import Limits
+from engine.model.sampling.likelihoods import PromptLikelihoods
 from engine.model.sampling.sampler import Sampler
 from engine.model.step import compute_logits, lay_out
 from engine.model.wide.loader import load_model
+from tests.engine.builders import Machine, make_config, make_request
 from tests.engine.model.adapted import adapted_forms, save_adapter
 from tests.engine.model.builders import (
     _GROUPED,
@@ -165,6 +167,32 @@ def test_no_sampling_makes_more_copies_of_the_logits_than_memory_is_set_aside_fo
     size = size_of(num_logits=num_rows, vocab_size=vocab_size)
     needed = max(most) + max(kept) + captured
     assert needed <= size.nbytes <= 1.1 * needed
+
+
+def test_no_scores_of_prompts_make_more_copies_of_the_logits_than_memory_is_set_aside_for():
+    num_tokens, vocab_size = 32, 151_936
+    rows = [make_row(make_prompt(num_tokens + 1), prompt_logprobs=20)]
+    with Memory() as memory, torch.inference_mode():
+        logits = torch.empty(num_tokens, vocab_size, dtype=torch.bfloat16, device="meta")
+        PromptLikelihoods(logits, rows)
+        del logits
+    size = size_of(num_scored=num_tokens, vocab_size=vocab_size)
+    assert memory.most <= size.nbytes <= 1.2 * memory.most
+
+
+def test_the_most_tokens_that_a_step_scores_are_once_scored():
+    limits = Limits(3, 64, max_scored_tokens=7)
+    machine = Machine(
+        make_config(max_num_batched_tokens=64, max_scored_tokens=limits.max_scored_tokens)
+    )
+    machine.add(*(make_request(name, prompt=9, prompt_logprobs=0) for name in "abc"))
+    machine.run()
+    counts = [
+        sum(len(row._replace(output_token_ids=[]).scored) for row in batch.catch_up_rows)
+        for batch in machine.batches
+    ]
+    assert max(counts) == limits.max_num_scored == 7
+    assert Limits(3, 5).max_num_scored == 5
 
 
 @pytest.mark.parametrize(

@@ -262,6 +262,7 @@ def test_chunks_and_steps_that_sample_only_in_part_are_not_replayed(decoder):
     # What a step adds was not known when it was captured.
     assert graphs.accepts(decodes(3, 3))
     assert not graphs.accepts(replace(decodes(3, 3), adapted={"a": np.array([1])}))
+    assert not graphs.accepts(replace(decodes(3, 3), num_scored=1))
 
 
 @pytest.mark.parametrize(("backend", "times"), [(ReferenceAttention(), 0), (CpuAttention(), 2)])
