@@ -4,6 +4,8 @@ Only this module builds engine Requests, so only this module needs the types of 
 """
 
 import hashlib
+from dataclasses import replace
+from typing import NamedTuple
 
 from engine.output.detokenizer import Detokenizer
 from engine.request import Pooling, Request
@@ -11,16 +13,31 @@ from engine.sampling_params import SamplingParams as EngineSampling
 from quire.errors import InvalidRequest
 from quire.wire.adapters import adapter_of
 from quire.wire.constraints import CONSTRAINTS, Constraint
+from quire.wire.logprobs import MAX_PROMPT_LOGPROBS
 from quire.wire.pooling import is_pooled
 from quire.wire.protocol import GenerationRequest, Kind, ParsedBody, SamplingParams
 from service.constraints.schemas import SchemaRefused
 from service.constraints.strict_calls import strict_grammar
 from service.incoming.origins import with_control_text
+from service.model.continuations import encode_continued
 from service.model.served import ServedModel
 from service.model.text import ModelTokenizer
 from service.outgoing.completions import Origin
 from service.outgoing.delivery import Delivery
 from service.settings.config import Settings
+
+
+class EncodedPrompt(NamedTuple):
+    """A prompt as the engine gets it.
+
+    `opening` is a mark of reasoning that it opens, or empty. `choice_from` is the index of the
+    first token that belongs to a choice, if the request has one.
+    """
+
+    token_ids: list[int]
+    pooling: Pooling | None = None
+    opening: str = ""
+    choice_from: int | None = None
 
 
 def engine_request(
@@ -43,14 +60,20 @@ def engine_request(
         InvalidRequest: the request can never be served; the error names the field.
     """
     body = request.parse_body()
-    must_be_served(request.kind, served)
+    must_be_served(request.kind, body, served)
     adapter = adapter_of(request.body, model=settings.model_name)
     if adapter is not None and adapter.name not in served.adapters:
         raise adapter.refusal(served.adapters)
     sampling = engine_sampling(body.sampling, request_id=request.id)
-    prompt_ids, pooling, opening = _prompt_of(request, body, delivery, served)
+    prompt_ids, pooling, opening, choice_from = _prompt_of(request, body, delivery, served)
     if body.max_prompt_tokens is not None:
         prompt_ids = prompt_ids[-body.max_prompt_tokens :]
+    if choice_from is not None:
+        sampling = replace(
+            sampling, temperature=0.0, prompt_logprobs=0, prompt_logprobs_from=choice_from
+        )
+    elif sampling.prompt_logprobs is not None:
+        _refuse_too_many_logprobs(len(prompt_ids), sampling.prompt_logprobs)
     origin = delivery.origin
     converted = Request(
         request_id=delivery.key,
@@ -92,13 +115,26 @@ def _strict_constraint(body: ParsedBody, served: ServedModel) -> Constraint | No
     return Constraint("grammar", grammar, field)
 
 
+def _refuse_too_many_logprobs(num_tokens: int, num_top: int) -> None:
+    """InvalidRequest if the prompt's log-probabilities do not fit into one entry of the log."""
+    number = num_tokens * (1 + num_top)
+    if number > MAX_PROMPT_LOGPROBS:
+        message = (
+            f"{number} log-probabilities for a prompt of {num_tokens} tokens are more than "
+            f"{MAX_PROMPT_LOGPROBS}: ask for fewer alternatives, or send a shorter prompt"
+        )
+        raise InvalidRequest("body.prompt_logprobs", message)
+
+
 def _prompt_of(
     request: GenerationRequest, body: ParsedBody, delivery: Delivery, served: ServedModel
-) -> tuple[list[int], Pooling | None, str]:
-    """The token ids of the prompt, the vector that is wanted, if one is, and what it has opened.
-
-    The last one is a mark of reasoning, or empty.
-    """
+) -> EncodedPrompt:
+    if body.pooling is not None and body.pooling.choice is not None:
+        assert body.prompt is not None
+        prompt_ids, first = encode_continued(
+            body.prompt, body.pooling.choice, tokenizer=served.tokenizer
+        )
+        return EncodedPrompt(prompt_ids, Pooling(), choice_from=first)
     if body.pooling is not None:
         assert served.vectors is not None and body.prompt is not None
         prompt_ids, pooling = served.vectors.encode(
@@ -107,9 +143,9 @@ def _prompt_of(
             tokenizer=served.tokenizer,
             max_tokens=served.engine.config.max_model_len,
         )
-        return prompt_ids, pooling, ""
+        return EncodedPrompt(prompt_ids, pooling)
     if body.messages is None:
-        return _prompt_ids(body.prompt, served.tokenizer), None, ""
+        return EncodedPrompt(_prompt_ids(body.prompt, served.tokenizer))
     prompt_ids, holds_control_text, opening = served.tokenizer.encode_chat(
         body.messages,
         created_ms=request.created_ms,
@@ -119,7 +155,7 @@ def _prompt_of(
     )
     if holds_control_text:
         delivery.origin = with_control_text(delivery.origin)
-    return prompt_ids, None, opening
+    return EncodedPrompt(prompt_ids, opening=opening)
 
 
 def _text_stream(
@@ -141,10 +177,20 @@ def _text_stream(
     )
 
 
-def must_be_served(kind: Kind, served: ServedModel) -> None:
-    """InvalidRequest if this model does not serve requests of this kind."""
+def must_be_served(kind: Kind, body: ParsedBody, served: ServedModel) -> None:
+    """InvalidRequest if this model does not serve such requests."""
+    if body.pooling is not None and body.pooling.choice is not None:
+        if served.vectors is not None:
+            message = f"this worker's model makes {served.vectors.kind}, and generates no text"
+            raise InvalidRequest("body.choice", message)
+        if not served.engine.config.max_scored_tokens:
+            raise InvalidRequest("body.choice", "this worker's engine computes no likelihoods")
+        return
     if served.vectors is None and is_pooled(kind):
-        raise InvalidRequest("kind", f"this worker's model generates text, and makes no {kind}")
+        message = f"this worker's model generates text, and makes no {kind}"
+        if kind == "scores":
+            message += " without choices to compare"
+        raise InvalidRequest("kind", message)
     if served.vectors is not None and kind != served.vectors.kind:
         own = served.vectors.kind
         raise InvalidRequest("kind", f"this worker's model makes {own}, and serves no {kind}")
@@ -173,7 +219,7 @@ def engine_sampling(wire: SamplingParams, *, request_id: str) -> EngineSampling:
         digest = hashlib.blake2b(request_id.encode(), digest_size=8).digest()
         seed = int.from_bytes(digest, "little", signed=True)
     biases = tuple(wire.logit_bias.items())
-    fields = wire.model_dump(exclude={*CONSTRAINTS, "prompt_logprobs"})
+    fields = wire.model_dump(exclude=set[str](CONSTRAINTS))
     return EngineSampling(**fields | {"seed": seed, "logit_bias": biases})
 
 

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from engine.logprobs import Logprobs
+from engine.port import RequestOutput
 from engine.request import Request
 from quire.errors import ProtocolError
+from quire.records import PromptToken
 from quire.transitions.values import Claim, CommitItem, CommitReply, CommitStatus
 from quire.wire.logprobs import TokenLogprob
 from quire.wire.protocol import Activity, Completion, ErrorInfo, TokenChunk
@@ -55,6 +57,8 @@ class Delivery:
     texts: list[str] = field(default_factory=list)
     #: Log-probabilities of each token; empty if the request does not have `logprobs`.
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    #: The tokens of the prompt with theirs; they are published with the first token.
+    prompt_tokens: tuple[PromptToken, ...] = ()
     #: Converts the engine's log-probabilities; None if the engine returns none.
     wire_logprob: WireLogprob | None = None
     #: Text without a token of its own: it was held back until the request ended early.
@@ -124,6 +128,7 @@ class Delivery:
             starts = (0, *ends[:-1])
             self.token_ids += chunk.token_ids
             self.logprobs += chunk.logprobs
+            self.prompt_tokens += chunk.prompt_tokens
             self.texts += [chunk.text[start:end] for start, end in zip(starts, ends, strict=True)]
         self.published = len(self.token_ids)
 
@@ -140,6 +145,18 @@ class Delivery:
             self.texts.append(text)
         else:
             self.tail += text
+
+    def tell_prompt(self, first_output: RequestOutput) -> None:
+        """Add the log-probabilities of a prompt, which are with the first token if there is one."""
+        if not first_output.token_ids:
+            return
+        assert self.wire_logprob is not None, "set if the request has logprobs"
+        token_ids, logprobs = first_output.request.prompt_token_ids, first_output.prompt_logprobs
+        assert not self.prompt_tokens and len(logprobs) == len(token_ids) - 1
+        told = list(map(self.wire_logprob, token_ids, (Logprobs(0.0), *logprobs)))
+        first = PromptToken(token_ids[0], None, told[0].text)
+        others = (PromptToken(one.token_id, one.logprob, one.text, one.top) for one in told[1:])
+        self.prompt_tokens = (first, *others)
 
     def item(self) -> CommitItem | None:
         """The next item to commit; None if everything is in the log."""
@@ -169,6 +186,7 @@ class Delivery:
             text_ends=tuple(text_ends),
             logprobs=tuple(logprobs[self.published : end]),
             fingerprint=self._first_fingerprint() if self.published == 0 else "",
+            prompt_tokens=self.prompt_tokens if self.published == 0 and texts else (),
             activity=self.activity if self.has_news else None,
         )
 

@@ -74,6 +74,8 @@ class Outbox:
                     continue
                 assert not output.token_ids or output.start == len(delivery.token_ids)
                 delivery.append(output.token_ids, output.text, output.logprobs)
+                if output.start == 0 and output.request.sampling.prompt_logprobs is not None:
+                    delivery.tell_prompt(output)
                 delivery.token_times += [now] * len(output.token_ids)
                 if output.finish_reason is not None:
                     self._end(delivery, output)

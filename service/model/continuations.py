@@ -1,0 +1,33 @@
+"""Encodes a text and its continuation, whose likelihood under the model is asked for."""
+
+from itertools import takewhile
+
+from quire.errors import InvalidRequest
+from service.model.text import ModelTokenizer
+
+
+def encode_continued(
+    given: str | list[int], choice: str | tuple[int, ...], *, tokenizer: ModelTokenizer
+) -> tuple[list[int], int]:
+    """The token ids of `given` with `choice` behind it, and how many of them are before the choice.
+
+    Token ids are put behind each other. Texts are encoded together, as they would be in a prompt.
+    The choice begins where the ids first differ from those of `given` alone: a token that the two
+    texts share counts as one of the choice.
+
+    Raises:
+        InvalidRequest: nothing is left before the choice, or the choice has no token of its own.
+    """
+    if isinstance(choice, tuple):
+        assert not isinstance(given, str)
+        return [*given, *choice], len(given)
+    assert isinstance(given, str)
+    alone, both = tokenizer.encode_prompt(given), tokenizer.encode_prompt(given + choice)
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(alone, both, strict=False))
+    first = sum(1 for _ in same)
+    if first == 0:
+        message = "has no token before the choice: the two are one token"
+        raise InvalidRequest("body.input", message)
+    if first == len(both):
+        raise InvalidRequest("body.choice", "has no token of its own behind the input")
+    return both, first
