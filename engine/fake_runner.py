@@ -101,11 +101,7 @@ class FakeRunner:
             },
             runs=runs,
             vectors=self._vectors(rows),
-            prompt_logprobs={
-                row.request_id: fake_prompt_logprobs(self._read(row), row)
-                for row in rows
-                if row.scored
-            },
+            prompt_logprobs=self._prompt_logprobs(rows),
         )
         return FakeStep(outcome, self._runs_ahead, token_ids)
 
@@ -139,6 +135,18 @@ class FakeRunner:
             for row in rows
             if row.samples and row.pooling is not None and row.sampling.prompt_logprobs is None
         }
+
+    def _prompt_logprobs(self, rows: Sequence[BatchRow]) -> dict[str, Sequence[Logprobs]]:
+        found: dict[str, Sequence[Logprobs]] = {}
+        for row in rows:
+            number = row.sampling.prompt_logprobs
+            if number is not None and row.scored:
+                slots, prompt = self._read(row), row.prompt_token_ids
+                found[row.request_id] = [
+                    fake_prompt_logprob(slots[:index], prompt[index], number)
+                    for index in row.scored
+                ]
+        return found
 
     def _sample(self, row: BatchRow) -> int | None:
         """The row's next token; None if its constraint allows no token of the vocabulary."""
@@ -221,17 +229,11 @@ def fake_logprobs(token_id: int, num_top: int) -> Logprobs:
     return Logprobs(-0.25 * token_id, top)
 
 
-def fake_prompt_logprobs(token_ids: Sequence[int], row: BatchRow) -> list[Logprobs]:
-    """Those of the row's `scored` tokens: each depends on all tokens before it, and on itself."""
-    num_top = row.sampling.prompt_logprobs
-    assert num_top is not None
-    found = []
-    for index in row.scored:
-        digest = hashlib.blake2b(array("q", token_ids[:index]).tobytes(), digest_size=2).digest()
-        before = int.from_bytes(digest, "little") / (1 << 16)
-        logprob, top = fake_logprobs(row.prompt_token_ids[index], num_top)
-        found.append(Logprobs(logprob - before, top))
-    return found
+def fake_prompt_logprob(before: Sequence[int], token_id: int, num_top: int) -> Logprobs:
+    """Those of a token of a prompt: they depend on it and on all tokens before it."""
+    digest = hashlib.blake2b(array("q", before).tobytes(), digest_size=2).digest()
+    logprob, top = fake_logprobs(token_id, num_top)
+    return Logprobs(logprob - int.from_bytes(digest, "little") / (1 << 16), top)
 
 
 def fake_generation(

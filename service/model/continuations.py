@@ -3,7 +3,11 @@
 from itertools import takewhile
 
 from quire.errors import InvalidRequest
+from quire.wire.pooling import MAX_DIMENSIONS
 from service.model.text import ModelTokenizer
+
+#: The most tokens of a choice: its vector has a number for each.
+MAX_CHOICE_TOKENS = MAX_DIMENSIONS
 
 
 def encode_continued(
@@ -16,7 +20,8 @@ def encode_continued(
     texts share counts as one of the choice.
 
     Raises:
-        InvalidRequest: nothing is left before the choice, or the choice has no token of its own.
+        InvalidRequest: nothing is left before the choice, or the choice has no token of its own, or
+            too many.
     """
     if isinstance(choice, tuple):
         assert not isinstance(given, str)
@@ -30,4 +35,7 @@ def encode_continued(
         raise InvalidRequest("body.input", message)
     if first == len(both):
         raise InvalidRequest("body.choice", "has no token of its own behind the input")
+    if len(both) - first > MAX_CHOICE_TOKENS:
+        message = f"has {len(both) - first} tokens; at most {MAX_CHOICE_TOKENS} are compared"
+        raise InvalidRequest("body.choice", message)
     return both, first

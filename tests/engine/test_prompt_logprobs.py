@@ -5,28 +5,20 @@ import pytest
 
 from engine.batch import BatchRow
 from engine.errors import RequestRejected
-from engine.fake_runner import fake_prompt_logprobs
+from engine.fake_runner import fake_prompt_logprob
 from engine.logprobs import Logprobs
 from engine.request import FinishReason, Pooling, Priority, Request
 from tests.engine.builders import Machine, make_config, make_request
 
 
 def expected(request: Request) -> tuple[Logprobs, ...]:
-    """What the fake model says of the whole prompt, computed in one row."""
-    row = BatchRow(
-        request_id=request.request_id,
-        token_ids=request.prompt_token_ids,
-        start=0,
-        block_ids=(),
-        samples=True,
-        sampling=request.sampling,
-        prompt_token_ids=request.prompt_token_ids,
-        output_token_ids=[],
+    """What the fake model says of the prompt, from the whole of it."""
+    prompt, asked = request.prompt_token_ids, request.sampling
+    found = tuple(
+        fake_prompt_logprob(prompt[:index], prompt[index], asked.prompt_logprobs)
+        for index in range(asked.prompt_logprobs_from, len(prompt))
     )
-    found = tuple(fake_prompt_logprobs(request.prompt_token_ids, row))
-    wanted = range(request.sampling.prompt_logprobs_from, request.num_prompt_tokens)
-    assert row.scored == wanted and len(found) == len(wanted)
-    assert all(len(one.top) == request.sampling.prompt_logprobs for one in found)
+    assert all(len(one.top) == asked.prompt_logprobs for one in found)
     return found
 
 

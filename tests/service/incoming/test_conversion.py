@@ -27,6 +27,7 @@ def test_every_sampling_parameter_of_the_wire_reaches_the_engine():
         logit_bias={5: -1.5},
         seed=-4,
         logprobs=3,
+        prompt_logprobs=2,
         stop=("a", "b"),
         stop_token_ids=(1, 2),
         ignore_eos=True,
@@ -34,7 +35,7 @@ def test_every_sampling_parameter_of_the_wire_reaches_the_engine():
         skip_special_tokens=False,
     )
     # What an output has to be is compiled; the engine has only what comes of that.
-    covered = wire.model_fields_set.union(CONSTRAINTS, {"prompt_logprobs"})
+    covered = wire.model_fields_set.union(CONSTRAINTS)
     assert covered == set(SamplingParams.model_fields), "a field is not covered"
     converted = engine_sampling(wire, request_id="r")
     fields = wire.model_dump(exclude=set(CONSTRAINTS)) | {"logit_bias": ((5, -1.5),)}

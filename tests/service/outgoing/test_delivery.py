@@ -5,13 +5,16 @@ from dataclasses import replace
 import pytest
 
 from engine.logprobs import Logprobs
+from engine.port import RequestOutput
 from engine.request import Priority
 from quire.errors import ProtocolError
+from quire.records import PromptToken
 from quire.transitions.values import Claim
 from quire.wire.logprobs import TokenLogprob
 from quire.wire.protocol import Completion, FinishReason, State, TokenChunk
 from service.outgoing.completions import Origin
 from service.outgoing.delivery import MAX_TEXT_PER_ENTRY, MAX_TOKENS_PER_ENTRY, Delivery
+from tests.engine.builders import make_request
 
 
 def make_delivery(key: str = "a", *, priority: Priority = Priority.NORMAL) -> Delivery:
@@ -47,6 +50,34 @@ def test_a_log_that_was_begun_without_log_probabilities_goes_on_without():
     add_likely(delivery, 9)
     item = delivery.item()
     assert (item.token_ids, item.logprobs) == ((9,), ())
+
+
+def test_what_is_said_of_the_prompt_goes_with_the_first_token_however_often_it_is_sent():
+    delivery = make_delivery()
+    request = make_request("a", prompt=[4, 5, 6], max_tokens=9, prompt_logprobs=0)
+    told = (Logprobs(-1.5), Logprobs(-2.5))
+    wanted = (PromptToken(4, None, "<4>"), PromptToken(5, -1.5, "<5>"), PromptToken(6, -2.5, "<6>"))
+    delivery.append([7], "<7>")
+    delivery.tell_prompt(RequestOutput(request, 0, (7,), "", prompt_logprobs=told))
+    delivery.append([8], "<8>")
+    assert delivery.item().prompt_tokens == wanted
+    delivery.published = 1
+    assert delivery.item().prompt_tokens == ()
+    # Redis has lost the log.
+    delivery.published = 0
+    assert delivery.item().prompt_tokens == wanted
+    successor = make_delivery()
+    successor.recall([TokenChunk(0, (7, 8), "", 1, prompt_tokens=wanted)])
+    assert successor.item() is None
+    successor.published = 0
+    assert successor.item().prompt_tokens == wanted
+
+
+def test_a_request_that_ends_before_its_first_token_says_nothing_of_its_prompt():
+    delivery = make_delivery()
+    request = make_request("a", prompt=[4, 5, 6], prompt_logprobs=0)
+    delivery.tell_prompt(RequestOutput(request, 0, (), ""))
+    assert delivery.prompt_tokens == ()
 
 
 def test_there_is_nothing_to_commit_before_the_first_token_and_once_all_are_published():
