@@ -12,7 +12,14 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from engine.batch import Batch
 from engine.constraint import allows
 from engine.engine import Engine
-from engine.fake_runner import FakeRunner, fake_generation, fake_logprobs, fake_next_token
+from engine.fake_runner import (
+    FakeRunner,
+    fake_generation,
+    fake_logprobs,
+    fake_next_token,
+    fake_prompt_logprob,
+)
+from quire.records import PromptToken
 from quire.wire.constraints import Constraint
 from quire.wire.logprobs import TokenLogprob
 from service.constraints.grammars import Grammars, load_grammars
@@ -210,6 +217,17 @@ def expected_logprobs(token_ids: Sequence[int], *, number: int) -> tuple[TokenLo
     """What a fake model says of these tokens to who asks for so many of the best, with texts."""
     told = _byte_model_tokenizer().with_texts
     return tuple(told(token_id, fake_logprobs(token_id, number)) for token_id in token_ids)
+
+
+def expected_prompt_tokens(prompt: Sequence[int], *, number: int) -> tuple[PromptToken, ...]:
+    """What a fake model says of a prompt to who asks for so many of the best, with texts."""
+    told = _byte_model_tokenizer().with_texts
+    first = PromptToken(prompt[0], None, _byte_model_tokenizer().text_of(prompt[0]))
+    others = (
+        told(prompt[at], fake_prompt_logprob(prompt[:at], prompt[at], number))
+        for at in range(1, len(prompt))
+    )
+    return (first, *(PromptToken(one.token_id, one.logprob, one.text, one.top) for one in others))
 
 
 @cache

@@ -5,27 +5,17 @@ import signal
 import pytest
 
 from engine.fake_runner import fake_prompt_logprob
-from quire import Client, PromptToken, RequestFailed
+from quire import Client, RequestFailed
 from quire.wire.logprobs import MAX_PROMPT_LOGPROBS
 from service.model.text import ModelTokenizer
 from service.model.vectors import ServedVectors
 from service.settings.config import EMBEDDED_MODEL
-from tests.service.builders import Queue, WorkerProcess, WorkerThread, byte_tokenizer, text_of
+from tests.service.builders import Queue, WorkerProcess, WorkerThread
+from tests.service.fake_model import expected_prompt_tokens
 
 #: Long enough to be interrupted in the middle.
 MAX_TOKENS = 200
 PROMPT = [72, 101, 108, 108, 111]
-
-
-def expected(prompt: list[int], *, number: int) -> tuple[PromptToken, ...]:
-    """What a fake worker says of a prompt to who asks for so many of the best."""
-    told = ModelTokenizer(byte_tokenizer()).with_texts
-    first = PromptToken(prompt[0], None, text_of(prompt[:1]))
-    others = (
-        told(prompt[at], fake_prompt_logprob(prompt[:at], prompt[at], number))
-        for at in range(1, len(prompt))
-    )
-    return (first, *(PromptToken(one.token_id, one.logprob, one.text, one.top) for one in others))
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:1], PROMPT * 30], ids=len)
@@ -33,7 +23,7 @@ def test_who_asks_is_told_of_the_prompt_with_the_first_token_and_nobody_else(que
     with WorkerThread(queue.settings()), Client(queue.url, queue=queue.name) as client:
         asking = client.submit(prompt, sampling={"max_tokens": 3, "prompt_logprobs": 2})
         other = client.submit(prompt, sampling={"max_tokens": 3})
-        wanted = expected(prompt, number=2)
+        wanted = expected_prompt_tokens(prompt, number=2)
         chunks = list(asking.stream())
         assert chunks[0].prompt_tokens == wanted
         assert not any(one.prompt_tokens for one in chunks[1:])
@@ -47,7 +37,7 @@ def test_who_asks_is_told_of_the_prompt_with_the_first_token_and_nobody_else(que
 def test_a_request_that_ends_with_its_first_token_is_told_too(queue: Queue):
     with WorkerThread(queue.settings()), Client(queue.url, queue=queue.name) as client:
         handle = client.submit(PROMPT, sampling={"max_tokens": 1, "prompt_logprobs": 0})
-        assert handle.result(timeout=20).prompt_tokens == expected(PROMPT, number=0)
+        assert handle.result(timeout=20).prompt_tokens == expected_prompt_tokens(PROMPT, number=0)
 
 
 def test_more_than_fit_into_an_entry_are_refused_by_name(queue: Queue):
@@ -76,7 +66,7 @@ def test_a_takeover_tells_of_the_prompt_once(queue: Queue):
         with WorkerProcess(queue.url, queue.name, module=module):
             seen += stream
             completion = handle.result(timeout=20)
-    wanted = expected(PROMPT, number=3)
+    wanted = expected_prompt_tokens(PROMPT, number=3)
     assert (len(completion.token_ids), completion.resumes) == (MAX_TOKENS, 1)
     assert completion.prompt_tokens == seen[0].prompt_tokens == wanted
     assert not any(one.prompt_tokens for one in seen[1:])

@@ -188,6 +188,10 @@ def _judge(
         broken.append(f"I1: the log of {request_id} differs from the undisturbed run")
     if [one for chunk in chunks for one in chunk.logprobs] != [*wanted.logprobs[: len(log)]]:
         broken.append(f"I1: the log of {request_id} says otherwise how likely its tokens were")
+    if [one for chunk in chunks for one in chunk.prompt_tokens] != [
+        *(wanted.prompt_tokens if log else ())
+    ]:
+        broken.append(f"I1: the log of {request_id} says otherwise how likely its prompt was")
     if not witness.counts["rollbacks"] and len(notes.seen) > len(log):
         broken.append(f"I1: a reader of {request_id} saw more than the log holds")
     if status.attempts > plan.max_attempts:

@@ -144,13 +144,18 @@ class Caller:
             notes.violations.append(f"I1: {self.request_id} differs from the undisturbed run")
         if chunk.logprobs != self.wanted.logprobs[chunk.start : chunk.end]:
             notes.violations.append(f"I1: {self.request_id} is told otherwise at {chunk.start}")
+        if chunk.prompt_tokens != (self.wanted.prompt_tokens if chunk.start == 0 else ()):
+            notes.violations.append(f"I1: {self.request_id} is told otherwise of its prompt")
 
     def _check_result(self, completion: Completion) -> None:
         told = (completion.token_ids, completion.text, str(completion.finish_reason))
         wanted = self.wanted
         if told != (wanted.tokens, wanted.text, wanted.finish_reason):
             self.notes.violations.append(f"I1: the result of {self.request_id} is {told}")
-        if completion.logprobs != wanted.logprobs:
+        if (completion.logprobs, completion.prompt_tokens) != (
+            wanted.logprobs,
+            wanted.prompt_tokens,
+        ):
             self.notes.violations.append(f"I1: the result of {self.request_id} is told otherwise")
         if completion.state is not State.COMPLETED:
             self.notes.violations.append(f"I3: {self.request_id} completed as {completion.state}")

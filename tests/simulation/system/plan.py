@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quire.records import PromptToken
 from quire.wire.constraints import Constraint
 from quire.wire.logprobs import TokenLogprob
 from quire.wire.protocol import GenerationRequest
 from tests.service.fake_model import (
     byte_tokenizer,
     expected_logprobs,
+    expected_prompt_tokens,
     expected_tokens,
     expected_under,
     text_of,
@@ -76,6 +78,7 @@ class Wanted:
     text: str
     #: What is said of the tokens; empty if the request does not ask.
     logprobs: tuple[TokenLogprob, ...]
+    prompt_tokens: tuple[PromptToken, ...]
     finish_reason: str
     is_poison: bool
 
@@ -195,6 +198,11 @@ def _draw_wanted(draw: random.Random, seed: int, number: int) -> Wanted:
     if number_of_best is not None:
         sampling["logprobs"] = number_of_best
         logprobs = expected_logprobs(tokens, number=number_of_best)
+    of_prompt = random.Random(f"prompt logprobs {seed} {number}").choice([None, None, 0, 2])
+    prompt_tokens: tuple[PromptToken, ...] = ()
+    if of_prompt is not None:
+        sampling["prompt_logprobs"] = of_prompt
+        prompt_tokens = expected_prompt_tokens(prompt_ids, number=of_prompt)
     group = f"group{seed % 7}~" if draw.random() < 0.3 else ""
     request = GenerationRequest(
         id=f"{group}r{number}",
@@ -215,6 +223,7 @@ def _draw_wanted(draw: random.Random, seed: int, number: int) -> Wanted:
         tokens=tokens,
         text=text,
         logprobs=logprobs,
+        prompt_tokens=prompt_tokens,
         finish_reason=reason,
         is_poison=False,
     )
