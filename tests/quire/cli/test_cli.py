@@ -169,6 +169,14 @@ def test_submit_reads_stdin_follows_and_waits(quire, worker, monkeypatch):
     assert worker.requests[1].kind == "chat.completions"
 
 
+def test_the_tokens_of_the_prompt_are_in_what_json_shows(quire, worker):
+    (found,) = records(quire("submit", "ab", "--prompt-logprobs", "0", "--wait", "--json")[1])
+    assert [(one["text"], one["logprob"]) for one in found["prompt_tokens"]] == [
+        ("a", None),
+        ("b", 0.0),
+    ]
+
+
 def test_the_prompt_of_a_request_is_shown_only_when_asked_for(quire, real_broker):
     real_broker.submit(make_request(id="a", kind="completions", body={"prompt": "secret"}))
     assert "secret" not in quire("inspect", "a")[1]
