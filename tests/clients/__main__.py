@@ -31,7 +31,7 @@ NODE = ("openai", "ai", "@ai-sdk/openai-compatible", "zod", "puppeteer-core@24.4
 #: What the examples do that need no functions: those of the real model.
 WITHOUT_FUNCTIONS = ("a stream goes on after an event", "text, streamed")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-PYTHON = ("openai", "langchain-openai", "instructor", "litellm")
+PYTHON = ("openai", "langchain-openai", "instructor", "litellm", "lm_eval[api]", "transformers")
 INSTALL_SECONDS = 600
 EXAMPLE_SECONDS = 120
 START_SECONDS = 300
