@@ -1,5 +1,6 @@
 """What each container is told: settings, files, time to end, and what its probes ask."""
 
+import tomllib
 from pathlib import Path
 
 import certifi
@@ -15,6 +16,7 @@ from service.notifier.settings import NOTIFIER_PORT, NotifierSettings, load_noti
 from service.process.worker import RELEASE_SECONDS
 from service.settings.config import WORKER_PORT, Settings, load_settings
 from tests.ops.kubernetes.cluster import (
+    KUBERNETES,
     OURS,
     OVERLAYS,
     container_of,
@@ -26,6 +28,9 @@ from tests.ops.kubernetes.cluster import (
 
 #: Where a container finds its secrets.
 SECRETS = "/run/secrets/"
+#: Where a container finds the table of several models, and what that is here.
+TABLE = "/etc/quire/"
+TABLE_FOLDER = KUBERNETES / "components" / "several-models"
 #: The settings of each process, and its port.
 PROCESSES = {
     "quire-worker": (Settings, WORKER_PORT),
@@ -44,7 +49,8 @@ def enter(overlay: str, name: str, monkeypatch: pytest.MonkeyPatch, folder: Path
     # Any authority: the settings check that the file holds certificates.
     (folder / "redis_ca.pem").write_bytes(Path(certifi.where()).read_bytes())
     for key, text in variables(overlay, workloads(overlay)[name]).items():
-        monkeypatch.setenv(key, text.replace(SECRETS, f"{folder}/"))
+        here = text.replace(SECRETS, f"{folder}/").replace(TABLE, f"{TABLE_FOLDER}/")
+        monkeypatch.setenv(key, here)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -77,6 +83,31 @@ def test_exporter_and_gateway_understand_their_environment(overlay, monkeypatch,
     sleeps = container["lifecycle"]["preStop"]["sleep"]["seconds"]
     needed = sleeps + gateway.drain_seconds + 2 * CLOSE_SECONDS
     assert pod["terminationGracePeriodSeconds"] >= needed
+
+
+def test_with_several_models_everybody_has_the_queues_of_one_table(monkeypatch, tmp_path):
+    overlay, name = "cpu-models", "models.toml"
+    found = workloads(overlay)
+    table = of_kind(overlay, "ConfigMap")
+    for process in ("quire-worker", "quire-gateway"):
+        volumes = {volume["name"]: volume for volume in pod_of(found[process])["volumes"]}
+        mounts = {
+            one["mountPath"]: one["name"] for one in container_of(found[process])["volumeMounts"]
+        }
+        told = table[volumes[mounts[TABLE.rstrip("/")]]["configMap"]["name"]]["data"]
+        assert told == {name: (TABLE_FOLDER / name).read_text(encoding="utf-8")}
+    queues = {one["queue"] for one in tomllib.loads(told[name])["models"].values()}
+    enter(overlay, "quire-worker", monkeypatch, tmp_path)
+    worker = load_settings([])
+    enter(overlay, "quire-gateway", monkeypatch, tmp_path)
+    gateway = load_gateway_settings([])
+    enter(overlay, "quire-exporter", monkeypatch, tmp_path)
+    exporter = load_exporter_settings([])
+
+    assert worker.models_file == gateway.models_file == TABLE_FOLDER / name
+    assert worker.model is None and set(exporter.queues) == queues and len(queues) == 2
+    (shown,) = [one["data"] for key, one in table.items() if key.startswith("quire-queues")]
+    assert shown["QUIRE_CONSOLE_QUEUES"] == shown["QUIRE_EXPORTER_QUEUES"]
 
 
 @pytest.mark.parametrize("overlay", ["production", "production-cpu"])
