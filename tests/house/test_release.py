@@ -87,6 +87,10 @@ def test_a_mistake_in_the_form_of_the_changelog_is_found(now, wrong):
     assert changelog_faults(CHANGELOG.replace(now, wrong, 1)) != []
 
 
+#: Distributions of others whose extras the pages name.
+CLIENTS_WITH_EXTRAS = {"lm_eval"}
+
+
 def hint_faults(text: str) -> list[str]:
     """Hints to `pip install` that name no extra, file or distribution of ours."""
     extras = PROJECT["optional-dependencies"]
@@ -94,6 +98,8 @@ def hint_faults(text: str) -> list[str]:
     faults = []
     for name, asked in re.findall(r"pip install (?:-\S+ (?:constraints\.txt )?)*[\"']?([\w.-]+)"
                                   r"(?:\[([\w,]+)\])?", text):  # fmt: skip
+        if name in CLIENTS_WITH_EXTRAS:
+            continue
         wrong = [extra for extra in asked.split(",") if extra and extra not in extras]
         if wrong or (asked and not re.fullmatch(known, name)) or name in {"quire", "Quire"}:
             faults.append(f"{name}[{asked}]")
