@@ -206,8 +206,8 @@ class ModelRunner:
         """Run the forward pass and sample one token for each of `due`, after the block copies."""
         step = self._lay_out(batch, fed)
         model = self.model
-        takes_argmax = self._multiple == 1 and not step.num_scored and take_argmax(due)
-        if isinstance(model, Chooser) and takes_argmax:
+        may_choose = self._multiple == 1 and not step.num_scored
+        if may_choose and isinstance(model, Chooser) and take_argmax(due):
             return Draws(model.choose(step.inputs(self._backend), self.kv_pool), due)
         logits = self._logits(step)
         if not step.num_scored:
