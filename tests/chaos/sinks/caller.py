@@ -1,6 +1,6 @@
-"""A caller of the gateways: uploads a batch, follows it, and reads its results, in a thread.
+"""Callers of the gateways, each in a thread. One uploads a batch and reads its results.
 
-It has what every client of HTTP needs: a deadline for each call, and another gateway to go to.
+They have what every client of HTTP needs: a deadline for each call, and another gateway to go to.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from openai import APIConnectionError, APIStatusError, OpenAI
+from openai import APIError, APIStatusError, OpenAI
 
 from tests.chaos.sinks.laws import Result
 
@@ -26,19 +26,13 @@ LOOK_SECONDS = 0.05
 _Answer = TypeVar("_Answer")
 
 
-class BatchCaller:
-    """One batch of these lines. `gateways` gives the addresses of those that may answer."""
+class GatewayCaller:
+    """A thread that calls gateways. `gateways` gives the addresses of those that may answer."""
 
-    def __init__(
-        self, name: str, lines: Sequence[Mapping[str, Any]], gateways: Callable[[], Sequence[str]]
-    ) -> None:
+    def __init__(self, name: str, gateways: Callable[[], Sequence[str]]) -> None:
         self.violations: list[str] = []
-        self.batch_id = ""
-        self.status = ""
-        self.results: list[Result] = []
         self.num_retries = 0
         self._name = name
-        self._lines = lines
         self._gateways = gateways
         self._wants_cancellation = threading.Event()
         self._is_closed = threading.Event()
@@ -49,7 +43,7 @@ class BatchCaller:
         self._thread.start()
 
     def cancel(self) -> None:
-        """Cancel the batch at the next look."""
+        """Cancel what was asked for at the next look."""
         self._wants_cancellation.set()
 
     def close(self) -> None:
@@ -63,7 +57,7 @@ class BatchCaller:
 
     @property
     def is_through(self) -> bool:
-        """It has read all results, or died of something."""
+        """It has read everything, or died of something."""
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -72,6 +66,49 @@ class BatchCaller:
                 self._live()
         except Exception:  # noqa: BLE001 - whatever a caller dies of belongs into the audit.
             self.violations.append(f"{self._name}: {traceback.format_exc()}")
+
+    def _live(self) -> None:
+        raise NotImplementedError
+
+    def _call(self, ask: Callable[..., _Answer]) -> _Answer:
+        """What a gateway answers, the first that does."""
+        seconds = CALL_SECONDS
+        while not self._is_closed.is_set():
+            urls = self._gateways()
+            if not urls:
+                self._is_closed.wait(LOOK_SECONDS)
+                continue
+            self._turn += 1
+            url = urls[self._turn % len(urls)]
+            try:
+                with OpenAI(
+                    base_url=url, api_key="unused", max_retries=0, timeout=seconds
+                ) as openai:
+                    return ask(openai)
+            except APIStatusError as error:
+                # 503 of a gateway that drains, or whose Redis does not answer.
+                if error.status_code not in (503, 504):
+                    raise
+                self.num_retries += 1
+            except APIError:
+                # No answer, or a stream that was broken off.
+                self.num_retries += 1
+                seconds = min(LONGEST_CALL_SECONDS, GROWTH * seconds)
+            self._is_closed.wait(LOOK_SECONDS)
+        raise _Closed
+
+
+class BatchCaller(GatewayCaller):
+    """One batch of these lines."""
+
+    def __init__(
+        self, name: str, lines: Sequence[Mapping[str, Any]], gateways: Callable[[], Sequence[str]]
+    ) -> None:
+        super().__init__(name, gateways)
+        self.batch_id = ""
+        self.status = ""
+        self.results: list[Result] = []
+        self._lines = lines
 
     def _live(self) -> None:
         data = "".join(f"{json.dumps(line)}\n" for line in self._lines).encode()
@@ -126,32 +163,6 @@ class BatchCaller:
                 )
                 found.append(Result(one["custom_id"], said, is_error))
         return found
-
-    def _call(self, ask: Callable[..., _Answer]) -> _Answer:
-        """What a gateway answers, the first that does."""
-        seconds = CALL_SECONDS
-        while not self._is_closed.is_set():
-            urls = self._gateways()
-            if not urls:
-                self._is_closed.wait(LOOK_SECONDS)
-                continue
-            self._turn += 1
-            url = urls[self._turn % len(urls)]
-            try:
-                with OpenAI(
-                    base_url=url, api_key="unused", max_retries=0, timeout=seconds
-                ) as openai:
-                    return ask(openai)
-            except APIConnectionError:
-                self.num_retries += 1
-                seconds = min(LONGEST_CALL_SECONDS, GROWTH * seconds)
-            except APIStatusError as error:
-                # 503 of a gateway that drains, or whose Redis does not answer.
-                if error.status_code not in (503, 504):
-                    raise
-                self.num_retries += 1
-            self._is_closed.wait(LOOK_SECONDS)
-        raise _Closed
 
 
 class _Closed(Exception):

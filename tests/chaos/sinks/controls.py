@@ -124,7 +124,7 @@ def _start(stage: SinkStage, *kinds: str) -> None:
 
 
 def _begin(stage: SinkStage, *, ends: int) -> None:
-    stage.caller.start()
+    stage.start_followers()
     stage.until(lambda: stage.num_ended >= ends, f"{ends} ends")
 
 

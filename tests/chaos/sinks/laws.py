@@ -3,11 +3,15 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tests.chaos.sinks.receiver import Hook
 
 #: The code of a line that the end of a cancelled batch has interrupted.
 CANCELLED = "batch_cancelled"
+
+#: The last event of each response.
+LAST_EVENTS = ("response.completed", "response.incomplete", "response.failed")
 
 #: What has ended, and how: the type of its webhook, and its id.
 End = tuple[str, str]
@@ -73,6 +77,22 @@ def hook_violations(told: Iterable[End], hooks: Sequence[Hook]) -> Iterator[str]
             yield f"{webhook_id}: posted with {len(bodies[webhook_id])} bodies"
 
 
+def event_violations(
+    name: str, events: Sequence[Mapping[str, Any]], text: str, *, was_cancelled: bool = False
+) -> Iterator[str]:
+    """What is wrong with the events that a caller has collected from all gateways."""
+    numbers = [event["sequence_number"] for event in events]
+    if numbers != list(range(len(events))):
+        yield f"{name}: its events have the numbers {numbers}"
+    said = "".join(
+        event["delta"] for event in events if event["type"] == "response.output_text.delta"
+    )
+    if said != text and not (was_cancelled and text.startswith(said)):
+        yield f"{name}: its events say {said!r:.60}, not what they have to"
+    if not events or events[-1]["type"] not in LAST_EVENTS:
+        yield f"{name}: its last event is none"
+
+
 @dataclass(frozen=True, slots=True)
 class SinkPlant:
     """A scene in which one of these laws is broken, and the words of the audit for it."""
@@ -107,7 +127,29 @@ SOUND_HOOKS = (
     hook_of(SOUND_TOLD[0], "m0"),
 )
 
+SOUND_TEXT = "abc"
+SOUND_EVENTS: tuple[Mapping[str, Any], ...] = (
+    {"sequence_number": 0, "type": "response.created"},
+    {"sequence_number": 1, "type": "response.output_text.delta", "delta": "a"},
+    {"sequence_number": 2, "type": "response.output_text.delta", "delta": "bc"},
+    {"sequence_number": 3, "type": "response.completed"},
+)
+
 SINK_PLANTS: dict[str, SinkPlant] = {
+    "an event of a response lost": SinkPlant(
+        lambda: event_violations("r", (*SOUND_EVENTS[:1], *SOUND_EVENTS[2:]), SOUND_TEXT),
+        "have the numbers [0, 2, 3]",
+    ),
+    "an event of a response twice": SinkPlant(
+        lambda: event_violations("r", (*SOUND_EVENTS[:2], *SOUND_EVENTS[1:]), SOUND_TEXT),
+        "have the numbers [0, 1, 1, 2, 3]",
+    ),
+    "another text of a response": SinkPlant(
+        lambda: event_violations("r", SOUND_EVENTS, "abd"), "not what they have to"
+    ),
+    "a response without an end": SinkPlant(
+        lambda: event_violations("r", SOUND_EVENTS[:-1], SOUND_TEXT), "its last event is none"
+    ),
     "a line without a result": SinkPlant(
         lambda: result_violations(SOUND_WANTED, SOUND_RESULTS[1:]), "line row-1 has 0 results"
     ),

@@ -28,7 +28,11 @@ class Hook:
         """What it tells: the type, and the id of what has ended."""
         found: dict[str, Any] = json.loads(self.body)
         data = found["data"]
-        return found["type"], data.get("id") or data.get("request_id") or data["group"]
+        kind = found["type"]
+        if kind.startswith("response."):
+            # A response is a request, and "incomplete" one that has completed at its length.
+            kind = kind.replace("response.", "request.").replace("incomplete", "completed")
+        return kind, data.get("id") or data.get("request_id") or data["group"]
 
 
 class _Server(ThreadingHTTPServer):

@@ -40,6 +40,7 @@ FAULTS = {
 }
 NUM_FAULTS = (4, 8)
 NUM_LINES = (20, 60)
+NUM_RESPONSES = (1, 4)
 #: How many batches are cancelled, and how many of their lines are wrong.
 CANCELLED_SHARE, WRONG_SHARE = 0.15, 0.05
 #: How long a batch that a stopped batcher may hold is waited for.
@@ -60,6 +61,8 @@ class BatchPlan:
     lines: tuple[Mapping[str, Any], ...]
     texts: Mapping[str, str]
     faults: tuple[Fault, ...]
+    #: Bodies of responses in the background.
+    responses: tuple[Mapping[str, Any], ...] = ()
 
 
 def has_batch(seed: int) -> bool:
@@ -84,6 +87,18 @@ def draw_batch(seed: int) -> BatchPlan:
         lines=lines,
         texts=texts,
         faults=tuple(Fault(kind, share) for kind, share in zip(kinds, shares, strict=True)),
+        responses=draw_responses(random.Random(f"responses {seed}")),
+    )
+
+
+def draw_responses(random_: random.Random) -> tuple[Mapping[str, Any], ...]:
+    """Bodies of responses, apart from the other draws."""
+    return tuple(
+        {
+            "input": f"question {random_.randrange(1 << 20)}",
+            "max_output_tokens": random_.choice((16, 40, 120)),
+        }
+        for _ in range(random_.randint(*NUM_RESPONSES))
     )
 
 
@@ -107,7 +122,11 @@ def draw_lines(
 def play_batch(plan: BatchPlan) -> Outcome:
     """Plays a plan to its end. Stuck when something that had to come never came."""
     with SinkStage(
-        plan.cast, name=f"batch-{plan.seed}", lines=plan.lines, texts=plan.texts
+        plan.cast,
+        name=f"batch-{plan.seed}",
+        lines=plan.lines,
+        texts=plan.texts,
+        responses=plan.responses,
     ) as stage:
         _Play(plan, stage).run()
         return stage.outcome
@@ -127,7 +146,7 @@ class _Play:
             stage.start_worker()
             for kind in READY:
                 stage.start_service(kind)
-        stage.caller.start()
+        stage.start_followers()
         for fault in self._plan.faults:
             stage.until(
                 lambda due=fault.share: stage.progress >= due or stage.caller.is_through,
@@ -206,4 +225,6 @@ class _Play:
         self._stage.stall_redis(self._plan.cast.lease_seconds * self._random.uniform(0.5, 1.5))
 
     def _cancel(self) -> None:
-        self._stage.caller.cancel()
+        # With the batch, half of its responses.
+        for caller in self._stage.followers[::2]:
+            caller.cancel()

@@ -17,9 +17,10 @@ from tests.chaos.clients import ClientProcess
 from tests.chaos.judge import left_over
 from tests.chaos.processes import LoggedProcess
 from tests.chaos.schedules import tokens_under
-from tests.chaos.sinks.caller import BatchCaller
+from tests.chaos.sinks.caller import BatchCaller, GatewayCaller
 from tests.chaos.sinks.laws import End, hook_violations, result_violations, told_once
 from tests.chaos.sinks.receiver import SECRET, Receiver
+from tests.chaos.sinks.responses import ResponseCaller
 from tests.chaos.sinks.services import READY, Service
 from tests.chaos.stage import PATIENCE_SECONDS, QUEUE, Cast, Stage, Stuck
 
@@ -44,7 +45,13 @@ class SinkStage(Stage):
     """See the module's words. `lines` are those of the batch, `texts` what must come of them."""
 
     def __init__(
-        self, cast: Cast, *, name: str, lines: Sequence[Mapping[str, Any]], texts: Mapping[str, str]
+        self,
+        cast: Cast,
+        *,
+        name: str,
+        lines: Sequence[Mapping[str, Any]],
+        texts: Mapping[str, str],
+        responses: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         super().__init__(cast, ())
         self.services: list[Service] = []
@@ -59,14 +66,29 @@ class SinkStage(Stage):
             f'secrets = ["{SECRET}"]\n'
         )
         self.caller = BatchCaller(name, lines, self._gateways)
+        self.responders = [
+            ResponseCaller(f"{name}-response-{number}", body, self._gateways)
+            for number, body in enumerate(responses)
+        ]
 
     def __exit__(self, *arguments: object) -> None:
         for service in self.services:
             if service.is_alive:
                 service.kill()
-        self.caller.close()
+        for caller in self.followers:
+            caller.close()
         self.receiver.close()
         super().__exit__(*arguments)
+
+    @property
+    def followers(self) -> Sequence[GatewayCaller]:
+        """Those of the batch and of the responses."""
+        return (self.caller, *self.responders)
+
+    def start_followers(self) -> None:
+        """From now on gateways are called."""
+        for caller in self.followers:
+            caller.start()
 
     # -- processes ------------------------------------------------------------------------------
 
@@ -134,7 +156,11 @@ class SinkStage(Stage):
         for kind in READY:
             if not self.active_of(kind):
                 self.start_service(kind)
-        self.until(lambda: self.caller.is_through, "the results of the batch", seconds=seconds)
+        self.until(
+            lambda: all(one.is_through for one in self.followers),
+            "the results of the batch and the responses",
+            seconds=seconds,
+        )
         with contextlib.suppress(Stuck):
             # What is left over is named below.
             self.until(lambda: not list(self._left_over()), "rest", seconds=seconds)
@@ -146,11 +172,14 @@ class SinkStage(Stage):
     def judge(self) -> None:
         """Names every violation, and counts."""
         outcome, caller = self.outcome, self.caller
-        outcome.violations += caller.violations
+        for one in self.followers:
+            outcome.violations += one.violations
         outcome.violations += self.receiver.violations
         outcome.violations += result_violations(
             self._texts, caller.results, was_cancelled=caller.was_cancelled
         )
+        for responder in self.responders:
+            outcome.violations += responder.judged()
         told, ended = list(self._told()), [*self._ended()]
         if caller.status:
             ended.append((f"batch.{caller.status}", caller.batch_id))
@@ -162,7 +191,8 @@ class SinkStage(Stage):
         figures["batch_lines"] += len(caller.results)
         figures["webhooks"] += len(self.receiver.hooks)
         figures["webhooks_again"] += len(self.receiver.hooks) - len(told)
-        figures["http_retries"] += caller.num_retries
+        figures["responses"] += len(self.responders)
+        figures["http_retries"] += sum(one.num_retries for one in self.followers)
         figures["lost_replies"] += self.wire.num_lost
         for worker in self.workers:
             figures.update(worker.counts)
@@ -186,17 +216,21 @@ class SinkStage(Stage):
 
     def _ended(self) -> Iterator[End]:
         """The ends in the logs of all requests, which are audited beside."""
-        lines = {line.request_id(): line for line in self._parsed()}
+        expected = {
+            name: self._expected(name, line)
+            for line in self._parsed()
+            for name in (line.request_id(),)
+        }
+        expected |= {one.response_id: one.expected() for one in self.responders if one.response_id}
         prefix = self.keys.output("")
         for key in self.connection.scan_iter(match=f"{prefix}*"):
             name = key.decode().removeprefix(prefix)
             entries: list[Entry] = self.connection.xrange(key)
-            if name not in lines:
+            if name not in expected:
                 self.outcome.violations.append(f"{name}: a request that is no line's")
                 continue
-            expected = self._expected(name, lines[name])
             self.outcome.violations += log_violations(
-                expected, entries, max_attempts=self.cast.max_attempts
+                expected[name], entries, max_attempts=self.cast.max_attempts
             )
             log = read_log(name, entries)
             self.outcome.figures["tokens"] += len(log.token_ids)
