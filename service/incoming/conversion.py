@@ -13,7 +13,7 @@ from engine.sampling_params import SamplingParams as EngineSampling
 from quire.errors import InvalidRequest
 from quire.wire.adapters import adapter_of
 from quire.wire.constraints import CONSTRAINTS, Constraint
-from quire.wire.logprobs import MAX_PROMPT_LOGPROBS
+from quire.wire.logprobs import check_prompt_logprobs
 from quire.wire.pooling import is_pooled
 from quire.wire.protocol import GenerationRequest, Kind, ParsedBody, SamplingParams
 from service.constraints.schemas import SchemaRefused
@@ -72,8 +72,8 @@ def engine_request(
         sampling = replace(
             sampling, temperature=0.0, prompt_logprobs=0, prompt_logprobs_from=choice_from
         )
-    elif sampling.prompt_logprobs is not None:
-        _refuse_too_many_logprobs(len(prompt_ids), sampling.prompt_logprobs)
+    else:
+        check_prompt_logprobs(len(prompt_ids), sampling.prompt_logprobs)
     origin = delivery.origin
     converted = Request(
         request_id=delivery.key,
@@ -113,17 +113,6 @@ def _strict_constraint(body: ParsedBody, served: ServedModel) -> Constraint | No
     except SchemaRefused as error:
         raise InvalidRequest(field, str(error)) from error
     return Constraint("grammar", grammar, field)
-
-
-def _refuse_too_many_logprobs(num_tokens: int, num_top: int) -> None:
-    """InvalidRequest if the prompt's log-probabilities do not fit into one entry of the log."""
-    number = num_tokens * (1 + num_top)
-    if number > MAX_PROMPT_LOGPROBS:
-        message = (
-            f"{number} log-probabilities for a prompt of {num_tokens} tokens are more than "
-            f"{MAX_PROMPT_LOGPROBS}: ask for fewer alternatives, or send a shorter prompt"
-        )
-        raise InvalidRequest("body.prompt_logprobs", message)
 
 
 def _prompt_of(
