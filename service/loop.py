@@ -169,7 +169,8 @@ class EngineLoop:
 
     def _step(self, engine: TokenEngine) -> None:
         outputs = engine.step(self._clock)
-        self._outbox.put(outputs, engine.take_activities())
+        for key in self._outbox.put(outputs, engine.take_activities()):
+            engine.abort(key, FinishReason.CANCELLED)
         snapshot = engine.snapshot()
         if outputs or snapshot.steps > self._num_steps:
             self._vitals.progressed()

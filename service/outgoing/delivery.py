@@ -7,17 +7,18 @@ published ones: when Redis loses the tail of a log, any suffix can be sent again
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 
 from engine.logprobs import Logprobs
 from engine.port import RequestOutput
 from engine.request import Request
-from quire.errors import ProtocolError
+from quire.errors import InvalidRequest, ProtocolError
 from quire.records import PromptToken
 from quire.transitions.values import Claim, CommitItem, CommitReply, CommitStatus
+from quire.wire.codec import MAX_MESSAGE_BYTES
 from quire.wire.logprobs import TokenLogprob
 from quire.wire.protocol import Activity, Completion, ErrorInfo, TokenChunk
-from service.outgoing.completions import Origin
+from service.outgoing.completions import Origin, rejection
 
 #: The most tokens of one entry, and the most characters of its text; the text of one token is never
 #: split. With any ids an entry is far smaller than the largest message that readers accept, and a
@@ -27,6 +28,12 @@ MAX_TEXT_PER_ENTRY = 1 << 16
 #: The most tokens of one entry with log-probabilities: with 21 of them and a text for each, the
 #: entry has a tenth of the size of the largest message that readers accept.
 MAX_TOKENS_WITH_LOGPROBS = 256
+#: The most tokens of the entry that also has the prompt's, and the most bytes that these may take
+#: in it: the texts of some tokens have hundreds.
+MAX_TOKENS_WITH_PROMPT = 32
+MAX_PROMPT_BYTES = MAX_MESSAGE_BYTES - (1 << 17)
+#: The most bytes of a record beside its text.
+_RECORD_BYTES = 15
 
 #: Turns the engine's log-probabilities of a token into the protocol's; see
 #: `ModelTokenizer.with_texts`.
@@ -147,7 +154,11 @@ class Delivery:
             self.tail += text
 
     def tell_prompt(self, first_output: RequestOutput) -> None:
-        """Add the log-probabilities of a prompt, which are with the first token if there is one."""
+        """Add the log-probabilities of a prompt, which are with the first token if there is one.
+
+        Raises:
+            InvalidRequest: their texts are too long for an entry that readers accept.
+        """
         if not first_output.token_ids:
             return
         assert self.wire_logprob is not None, "set if the request has logprobs"
@@ -157,6 +168,24 @@ class Delivery:
         first = PromptToken(token_ids[0], None, told[0].text)
         others = (PromptToken(one.token_id, one.logprob, one.text, one.top) for one in told[1:])
         self.prompt_tokens = (first, *others)
+        if (num_bytes := _num_bytes(told)) > MAX_PROMPT_BYTES:
+            message = (
+                f"with their texts, the log-probabilities of the prompt take {num_bytes} bytes; at "
+                f"most {MAX_PROMPT_BYTES} are allowed: ask for fewer, or send a shorter prompt"
+            )
+            raise InvalidRequest("body.prompt_logprobs", message)
+
+    def refuse(self, error: InvalidRequest) -> None:
+        """End a claim whose first tokens cannot be published; they are dropped."""
+        assert self.published == 0, "what is published stays"
+        self.token_ids, self.texts, self.logprobs = [], [], []
+        self.prompt_tokens, self.tail = (), ""
+        self.completion = rejection(self.origin, error=error)
+
+    @property
+    def sends_prompt(self) -> bool:
+        """Whether the next entry has the tokens of the prompt."""
+        return bool(self.prompt_tokens) and self.published == 0
 
     def item(self) -> CommitItem | None:
         """The next item to commit; None if everything is in the log."""
@@ -166,6 +195,7 @@ class Delivery:
         # A log has log-probabilities for all of its tokens or for none, also after a takeover.
         logprobs = self.logprobs if len(self.logprobs) == len(self.token_ids) else []
         max_tokens = MAX_TOKENS_WITH_LOGPROBS if logprobs else MAX_TOKENS_PER_ENTRY
+        max_tokens = MAX_TOKENS_WITH_PROMPT if self.sends_prompt else max_tokens
         texts, text_ends = self._texts(max_tokens)
         end, completion = self.published + len(texts), self.completion
         if end < len(self.token_ids):
@@ -186,7 +216,7 @@ class Delivery:
             text_ends=tuple(text_ends),
             logprobs=tuple(logprobs[self.published : end]),
             fingerprint=self._first_fingerprint() if self.published == 0 else "",
-            prompt_tokens=self.prompt_tokens if self.published == 0 and texts else (),
+            prompt_tokens=self.prompt_tokens if self.sends_prompt and texts else (),
             activity=self.activity if self.has_news else None,
         )
 
@@ -214,3 +244,9 @@ class Delivery:
         # At least one token: the text of a token is never split, even if it is too long.
         fitting = max(1, bisect_right(ends, MAX_TEXT_PER_ENTRY))
         return texts[:fitting], ends[:fitting]
+
+
+def _num_bytes(tokens: Sequence[TokenLogprob]) -> int:
+    """At least what these records take in an entry."""
+    texts = chain((one.text for one in tokens), (top.text for one in tokens for top in one.top))
+    return sum(_RECORD_BYTES + len(text.encode()) for text in texts)

@@ -8,14 +8,15 @@ intake limits, times the length of one generation.
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from itertools import islice
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import accumulate, islice
 from time import monotonic
 from types import MappingProxyType
 
 from engine.port import RequestOutput
 from engine.request import Activity as EngineActivity
 from engine.request import FinishReason, Priority
+from quire.errors import InvalidRequest
 from quire.transitions.values import Claim, CommitItem, CommitReply, CommitStatus
 from quire.wire.protocol import Activity, Completion, ErrorInfo
 from service.outgoing.completions import Origin, completion_of
@@ -23,6 +24,8 @@ from service.outgoing.delivery import Delivery
 
 #: The most claims of one commit; more would block other clients of Redis for too long.
 MAX_COMMIT_ITEMS = 256
+#: The most entries of one commit that have the tokens of a prompt, each up to MAX_PROMPT_BYTES.
+MAX_PROMPTS = 16
 
 NO_ACTIVITIES: Mapping[str, EngineActivity] = MappingProxyType({})
 
@@ -61,12 +64,13 @@ class Outbox:
         self,
         outputs: Iterable[RequestOutput],
         activities: Mapping[str, EngineActivity] = NO_ACTIVITIES,
-    ) -> None:
+    ) -> Sequence[str]:
         """Add the outputs of one engine step, and what requests do after it, by key.
 
-        What is said of forgotten claims is dropped.
+        What is said of forgotten claims is dropped. Returns the keys of claims that ended because
+        their output cannot be published: the engine need not go on with them.
         """
-        now, has_end = self._clock(), False
+        now, has_end, refused = self._clock(), False, list[str]()
         with self._changed:
             for output in outputs:
                 delivery = self._deliveries.get(output.request.request_id)
@@ -75,9 +79,15 @@ class Outbox:
                 assert not output.token_ids or output.start == len(delivery.token_ids)
                 delivery.append(output.token_ids, output.text, output.logprobs)
                 if output.start == 0 and output.request.sampling.prompt_logprobs is not None:
-                    delivery.tell_prompt(output)
+                    try:
+                        delivery.tell_prompt(output)
+                    except InvalidRequest as error:
+                        delivery.refuse(error)
+                        refused.append(delivery.key)
                 delivery.token_times += [now] * len(output.token_ids)
-                if output.finish_reason is not None:
+                if delivery.is_ended:
+                    has_end = True
+                elif output.finish_reason is not None:
                     self._end(delivery, output)
                     has_end = True
                 self._note_due(delivery)
@@ -88,6 +98,7 @@ class Outbox:
                     self._note_due(told)
             if has_end:
                 self._note_quiet()
+        return refused
 
     def end(self, key: str, make: Callable[[Origin], Completion]) -> None:
         """End a claim that the engine never ran, with the record that `make` returns for it."""
@@ -112,11 +123,18 @@ class Outbox:
                 lambda: self._is_closing or any(key not in but for key in self._due), timeout
             )
             keys = list(islice((key for key in self._due if key not in but), MAX_COMMIT_ITEMS))
+            keys = self._with_few_prompts(keys)
             for key in keys:
                 del self._due[key]
             taken = [(delivery := self._deliveries[key], delivery.item()) for key in keys]
             # There may be no item: another worker's tokens can put the log ahead of this engine.
             return [(one, item) for one, item in taken if item is not None or one.is_released]
+
+    def _with_few_prompts(self, keys: Sequence[str]) -> Sequence[str]:
+        """Those that one commit takes: entries with prompts are much longer than others."""
+        has_prompt = (self._deliveries[key].sends_prompt for key in keys)
+        numbers = accumulate(has_prompt)
+        return [key for key, number in zip(keys, numbers, strict=True) if number <= MAX_PROMPTS]
 
     def look_again(self) -> None:
         """Let `take` look again which deliveries are left."""

@@ -11,7 +11,7 @@ from service.model.text import ModelTokenizer
 from service.model.vectors import ServedVectors
 from service.settings.config import EMBEDDED_MODEL
 from tests.service.builders import Queue, WorkerProcess, WorkerThread
-from tests.service.fake_model import expected_prompt_tokens
+from tests.service.fake_model import StepGate, expected_prompt_tokens
 
 #: Long enough to be interrupted in the middle.
 MAX_TOKENS = 200
@@ -50,6 +50,26 @@ def test_more_than_fit_into_an_entry_are_refused_by_name(queue: Queue):
             handle.result(timeout=20)
     error = failed.value.completion.error
     assert (error.code, error.field) == ("invalid_request", "body.prompt_logprobs")
+
+
+def test_texts_that_fit_into_no_entry_are_refused_by_name_and_nothing_more_is_computed(
+    queue: Queue, monkeypatch
+):
+    monkeypatch.setattr("service.outgoing.delivery.MAX_PROMPT_BYTES", 50)
+    gate, sampling = StepGate(), {"max_tokens": MAX_TOKENS, "prompt_logprobs": 3}
+    worker = WorkerThread(queue.settings(), before_run=gate)
+    with worker, Client(queue.url, queue=queue.name) as client:
+        handle = client.submit(PROMPT, sampling=sampling)
+        with pytest.raises(RequestFailed) as failed:
+            handle.result(timeout=20)
+        completion = failed.value.completion
+        assert (completion.error.code, completion.error.field) == (
+            "invalid_request",
+            "body.prompt_logprobs",
+        )
+        assert queue.published(handle.request_id) == 0
+    assert len(gate.batches) < MAX_TOKENS // 2
+    queue.assert_at_rest()
 
 
 @pytest.mark.processes

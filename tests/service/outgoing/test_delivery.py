@@ -7,10 +7,16 @@ import pytest
 from engine.logprobs import Logprobs
 from engine.port import RequestOutput
 from engine.request import Priority
-from quire.errors import ProtocolError
+from quire.errors import InvalidRequest, ProtocolError
 from quire.records import PromptToken
 from quire.transitions.values import Claim
-from quire.wire.logprobs import TokenLogprob
+from quire.wire.logprobs import (
+    MAX_PROMPT_LOGPROBS,
+    TokenLogprob,
+    TopLogprob,
+    pack_tokens,
+    unpack_tokens,
+)
 from quire.wire.protocol import Completion, FinishReason, State, TokenChunk
 from service.outgoing.completions import Origin
 from service.outgoing.delivery import MAX_TEXT_PER_ENTRY, MAX_TOKENS_PER_ENTRY, Delivery
@@ -71,6 +77,42 @@ def test_what_is_said_of_the_prompt_goes_with_the_first_token_however_often_it_i
     assert successor.item() is None
     successor.published = 0
     assert successor.item().prompt_tokens == wanted
+
+
+@pytest.mark.parametrize("num_top", [0, 20])
+def test_an_entry_with_a_prompt_is_never_longer_than_readers_accept(num_top):
+    num_tokens = MAX_PROMPT_LOGPROBS // (1 + num_top)
+    request = make_request("a", prompt=[2_000_000_000] * num_tokens, prompt_logprobs=num_top)
+    top = tuple((2_000_000_000 + n, -1.5) for n in range(num_top))
+    output = RequestOutput(
+        request, 0, (7,), "", prompt_logprobs=(Logprobs(-1.5, top),) * (num_tokens - 1)
+    )
+    likeliest = Logprobs(-1.5, tuple((2_000_000_000 + n, -1.5) for n in range(20)))
+
+    def delivery_of(length: int) -> Delivery:
+        def told(token_id: int, logprobs: Logprobs) -> TokenLogprob:
+            others = tuple(TopLogprob(id_, one, "x" * length) for id_, one in logprobs.top)
+            return TokenLogprob(token_id, logprobs.logprob, "x" * length, others)
+
+        delivery = make_delivery()
+        delivery.wire_logprob = told
+        delivery.append([7] * 100, "", [likeliest] * 100)
+        return delivery
+
+    for length in (1, 13):
+        delivery = delivery_of(length)
+        delivery.tell_prompt(output)
+        item = delivery.item()
+        assert unpack_tokens(pack_tokens(item.logprobs, item.prompt_tokens)).prompt
+    for length in (14, 64):
+        delivery = delivery_of(length)
+        with pytest.raises(InvalidRequest) as refused:
+            delivery.tell_prompt(output)
+        assert refused.value.field == "body.prompt_logprobs"
+        delivery.refuse(refused.value)
+        item = delivery.item()
+        assert (item.token_ids, item.text, item.prompt_tokens) == ((), "", ())
+        assert item.completion.state is State.FAILED
 
 
 def test_a_request_that_ends_before_its_first_token_says_nothing_of_its_prompt():

@@ -19,7 +19,7 @@ from quire.wire.logprobs import TokenLogprob, pack_tokens
 from quire.wire.protocol import ErrorInfo, TokenChunk
 from service.outgoing.completions import own_failure
 from service.outgoing.delivery import MAX_TOKENS_WITH_LOGPROBS
-from service.outgoing.outbox import Outbox
+from service.outgoing.outbox import MAX_PROMPTS, Outbox
 from tests.service.builders import PATIENCE_SECONDS
 from tests.service.outgoing.test_delivery import add_likely, likely, make_delivery
 
@@ -376,3 +376,18 @@ def commit(outbox: Outbox, logs: dict[str, list[int]], *, fault: str) -> None:
                 log += item.token_ids
         reply = CommitReply(status, len(log), cancel_requested=False)
         outbox.settle(delivery.key, item, reply=reply)
+
+
+def test_a_commit_has_few_prompts_and_the_next_one_the_others():
+    outbox, keys = Outbox(), [f"k{n:02}" for n in range(MAX_PROMPTS + 3)]
+    for key in [*keys, "last"]:
+        outbox.open(make_delivery(key))
+        one = output(0, [10], key=key)
+        if key != "last":
+            sampling = replace(one.request.sampling, prompt_logprobs=0)
+            one = one._replace(request=Request(key, [1], sampling, arrival_time=0.0))
+        outbox.put([one])
+    first, second = outbox.take(timeout=0.0), outbox.take(timeout=0.0)
+    assert [one.key for one, _ in first] == keys[:MAX_PROMPTS]
+    assert [one.key for one, _ in second] == [*keys[MAX_PROMPTS:], "last"]
+    assert outbox.take(timeout=0.0) == []
