@@ -140,4 +140,6 @@ def _listed(body: Mapping[str, Any]) -> list[Any]:
 
 
 def _cut(text: str, *, most_bytes: int) -> str:
-    return text[:MAX_LABEL_LENGTH].encode()[:most_bytes].decode(errors="ignore")
+    # A choice with half a surrogate pair is refused later, by its name.
+    data = text[:MAX_LABEL_LENGTH].encode(errors="replace")
+    return data[:most_bytes].decode(errors="ignore")

@@ -205,7 +205,11 @@ class Call:
             if choice:
                 await asyncio.sleep(0)
             metadata = {} if choice else {"metadata": self.record.metadata()}
-            one = self.request.request(ids[0], choice, **metadata, **envelope)
+            try:
+                one = self.request.request(ids[0], choice, **metadata, **envelope)
+            except InvalidRequest as error:
+                named = field_of(self.record.form, error.field)
+                raise InvalidRequest(named, error.message) from None
             if not choice and not self.is_streamed:
                 self._check_logprobs(one)
             if num_alike := self.request.num_alike(choice):

@@ -19,7 +19,7 @@ from quire.wire.protocol import GenerationRequest, Kind, ParsedBody, SamplingPar
 from service.constraints.schemas import SchemaRefused
 from service.constraints.strict_calls import strict_grammar
 from service.incoming.origins import with_control_text
-from service.model.continuations import encode_continued
+from service.model.continuations import encode_continued, refuse_faulty_choice
 from service.model.served import ServedModel
 from service.model.text import ModelTokenizer
 from service.outgoing.completions import Origin
@@ -123,6 +123,7 @@ def _prompt_of(
         prompt_ids, first = encode_continued(
             body.prompt, body.pooling.choice, tokenizer=served.tokenizer
         )
+        refuse_faulty_choice(prompt_ids, first, served.engine.config)
         return EncodedPrompt(prompt_ids, Pooling(), choice_from=first)
     if body.pooling is not None:
         assert served.vectors is not None and body.prompt is not None

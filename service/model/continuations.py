@@ -1,7 +1,9 @@
 """Encodes a text and its continuation, whose likelihood under the model is asked for."""
 
+from collections.abc import Sequence
 from itertools import takewhile
 
+from engine.config import EngineConfig
 from quire.errors import InvalidRequest
 from quire.wire.pooling import MAX_DIMENSIONS
 from service.model.text import ModelTokenizer
@@ -39,3 +41,18 @@ def encode_continued(
         message = f"has {len(both) - first} tokens; at most {MAX_CHOICE_TOKENS} are compared"
         raise InvalidRequest("body.choice", message)
     return both, first
+
+
+def refuse_faulty_choice(token_ids: Sequence[int], first: int, config: EngineConfig) -> None:
+    """InvalidRequest if the tokens from `first` on are at fault, and not those before them.
+
+    The engine refuses what is left: it does not know where the choice begins.
+    """
+    most = config.max_request_tokens
+    if first < most < len(token_ids):
+        message = f"has {len(token_ids)} tokens together with its input; at most {most} are allowed"
+        raise InvalidRequest("body.choice", message)
+    outside = next((index for index, id_ in enumerate(token_ids) if id_ >= config.vocab_size), 0)
+    if outside >= first:
+        message = f"token id {token_ids[outside]} is outside the vocabulary of {config.vocab_size}"
+        raise InvalidRequest("body.choice", message)

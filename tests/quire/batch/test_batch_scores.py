@@ -54,6 +54,7 @@ def test_lines_are_scored_ranked_and_classified(folder):
         ("classify", {"input": "a", "max_tokens": 3}, "body.max_tokens"),
         ("classify", {"input": "a", "choices": [" b"]}, "body.choices"),
         ("classify", {"input": "a", "choices": [" b", ""]}, "body.choices.1"),
+        ("classify", {"input": "a", "choices": [" b", "\ud83d"]}, "body.choices.1"),
         ("classify", {"input": "a", "choices": [" b", " c"], "normalize": "max"}, "body.normalize"),
         # Each choice is checked before anything is run: one request must fit into a message.
         ("classify", {"input": "a", "choices": ["b" * (1 << 20), " c"]}, "body"),

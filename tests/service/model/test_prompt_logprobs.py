@@ -11,7 +11,7 @@ from service.model.text import ModelTokenizer
 from service.model.vectors import ServedVectors
 from service.settings.config import EMBEDDED_MODEL
 from tests.service.builders import Queue, WorkerProcess, WorkerThread
-from tests.service.fake_model import StepGate, expected_prompt_tokens
+from tests.service.fake_model import MAX_MODEL_LEN, VOCAB_SIZE, StepGate, expected_prompt_tokens
 
 #: Long enough to be interrupted in the middle.
 MAX_TOKENS = 200
@@ -108,6 +108,26 @@ def test_choices_have_the_likelihoods_of_their_tokens_and_no_output(queue: Queue
             ]
         )
     queue.assert_at_rest()
+
+
+@pytest.mark.parametrize(
+    ("given", "choice", "field"),
+    [
+        (PROMPT, [5, VOCAB_SIZE], "body.choice"),
+        ([VOCAB_SIZE], [5], "body.input"),
+        ([VOCAB_SIZE], [VOCAB_SIZE], "body.input"),
+        (PROMPT, [5] * MAX_MODEL_LEN, "body.choice"),
+        ("Hello", "x" * MAX_MODEL_LEN, "body.choice"),
+        ([5] * MAX_MODEL_LEN, [5], "body.input"),
+    ],
+    ids=["id of choice", "id of input", "ids of both", "long choice", "long text", "long input"],
+)
+def test_the_engine_s_limits_are_told_of_the_choice_if_it_breaks_them(queue, given, choice, field):
+    with WorkerThread(queue.settings()), Client(queue.url, queue=queue.name) as client:
+        handle = client.submit(None, kind="scores", input=given, choice=choice)
+        with pytest.raises(RequestFailed) as failed:
+            handle.result(timeout=20)
+    assert failed.value.completion.error.field == field
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ def test_choices_of_token_ids_have_no_label(gateway, fake, inputs, asked):
     [
         ({"choices": [" a"]}, "choices"),
         ({"choices": [" a", ""]}, "choices.1"),
+        ({"choices": [" a", "b\ud83d"]}, "choices.1"),
         ({"choices": [" a", " b"], "normalize": "max"}, "normalize"),
         ({"choices": [" a", " b"], "truncate_prompt_tokens": 8}, "truncate_prompt_tokens"),
         ({"choices": [" a", " b"], "use_activation": False}, "use_activation"),
