@@ -198,7 +198,8 @@ def piece(heading: Heading, index: int, chunk: TokenChunk, *, kept: str = "") ->
     text = "" if heading.prompt.is_alone else chunk.text
     if not chunk.start:
         text = heading.prompt.text(kept, chunk.prompt_tokens) + text
-    choice = _delta(heading, index, text) | _logprobs(heading, chunk) | _token_ids(heading, chunk)
+    logprobs = _logprobs(heading, chunk, kept=kept)
+    choice = _delta(heading, index, text) | logprobs | _token_ids(heading, chunk)
     return _first_piece(heading, index, chunk, choice)
 
 
@@ -305,7 +306,7 @@ def _choice(
 
     Iterators stand in the place of long lists; see `logprobs.written`.
     """
-    choice: dict[str, Any] = {"index": index} | _logprobs(heading, completion)
+    choice: dict[str, Any] = {"index": index} | _logprobs(heading, completion, kept=kept)
     choice["finish_reason"] = _finish_reason(heading, completion)
     if heading.has_parts:
         stream = heading.message_stream(index)
@@ -328,7 +329,9 @@ def _token_ids(heading: Heading, output: Completion | TokenChunk) -> dict[str, A
     return {"token_ids": [] if heading.prompt.is_alone else list(output.token_ids)}
 
 
-def _logprobs(heading: Heading, output: Completion | TokenChunk) -> dict[str, Any]:
+def _logprobs(
+    heading: Heading, output: Completion | TokenChunk, *, kept: str = ""
+) -> dict[str, Any]:
     """The log-probabilities of the output, after those of an echoed prompt."""
     if not output.logprobs:
         return {"logprobs": None}
@@ -336,7 +339,8 @@ def _logprobs(heading: Heading, output: Completion | TokenChunk) -> dict[str, An
         return {"logprobs": columns_of_chat(output.logprobs)}
     before = output.prompt_tokens if heading.prompt.is_echoed else ()
     after = () if heading.prompt.is_alone else output.logprobs
-    return {"logprobs": columns_of_completion((*before, *after))}
+    echoed = kept if before and heading.prompt.is_kept else None
+    return {"logprobs": columns_of_completion((*before, *after), echoed=echoed)}
 
 
 def _of_choice_prompt(heading: Heading, output: Completion | TokenChunk) -> dict[str, Any]:

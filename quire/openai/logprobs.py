@@ -7,7 +7,7 @@ as iterators, and `written` encodes them in parts: a gateway can serve other req
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, islice
 from typing import Any
 
@@ -22,8 +22,14 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 #: Tokens in one part: about two milliseconds of work with the largest `logprobs`.
 TOKENS_PER_PART = 16
 
+#: How far behind its expected place a token is searched in the text of an echoed prompt.
+MAX_SKIPPED = 64
+
 #: Encodes JSON without optional white space.
 compact = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+#: The same in ASCII, for events: many clients take some other characters for ends of lines.
+compact_ascii = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
 def of_chat(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -31,13 +37,17 @@ def of_chat(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
     return filled(columns_of_chat(logprobs))  # type: ignore[no-any-return]
 
 
-def of_completion(tokens: Sequence[TokenLogprob | PromptToken]) -> dict[str, Any]:
+def of_completion(
+    tokens: Sequence[TokenLogprob | PromptToken], *, echoed: str | None = None
+) -> dict[str, Any]:
     """The field `logprobs` of a choice of a completion, with the tokens of an echoed prompt first.
 
     Its maps use the text of a token as the key. The sampled token is always included. If several
     tokens have the same text, the likeliest is kept. The first token of a prompt has nulls.
+    `echoed` is the text of that prompt, if it is not that of its tokens one by one.
     """
-    return filled(columns_of_completion(tokens))  # type: ignore[no-any-return]
+    columns = columns_of_completion(tokens, echoed=echoed)
+    return filled(columns)  # type: ignore[no-any-return]
 
 
 def columns_of_chat(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -46,15 +56,42 @@ def columns_of_chat(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
     return {"refusal": None, "content": content}
 
 
-def columns_of_completion(tokens: Sequence[TokenLogprob | PromptToken]) -> dict[str, Any]:
+def columns_of_completion(
+    tokens: Sequence[TokenLogprob | PromptToken], *, echoed: str | None = None
+) -> dict[str, Any]:
     """The same as `of_completion`, with an iterator in the place of each list."""
-    offsets = accumulate((len(one.text) for one in tokens), initial=0)
+    if echoed is None:
+        offsets: Iterator[int] = accumulate((len(one.text) for one in tokens), initial=0)
+    else:
+        offsets = _offsets_after(echoed, tokens)
     return {
         "tokens": (one.text for one in tokens),
         "token_logprobs": map(_number, tokens),
         "top_logprobs": map(_by_text, tokens),
         "text_offset": islice(offsets, len(tokens)),
     }
+
+
+def _offsets_after(prompt: str, tokens: Sequence[TokenLogprob | PromptToken]) -> Iterator[int]:
+    """Where the text of each token begins, first in the prompt, then behind it.
+
+    A token that is not in the text of the prompt, such as one for its beginning or a part of a
+    character, begins where the next one does, or the last one that is.
+    """
+    place = skipped = 0
+    output = len(prompt)
+    for one in tokens:
+        if not isinstance(one, PromptToken):
+            yield output
+            output += len(one.text)
+            continue
+        found = prompt.find(one.text, place, place + skipped + len(one.text))
+        if found < 0:
+            yield place
+            skipped = min(skipped + len(one.text), MAX_SKIPPED)
+        else:
+            yield found
+            place, skipped = found + len(one.text), 0
 
 
 def columns_of_prompt(tokens: Sequence[PromptToken]) -> Iterator[dict[str, Any] | None]:
@@ -71,30 +108,30 @@ def filled(value: Any) -> Any:
     return [*map(filled, value)] if _has_maps(value) else value
 
 
-def written(value: Any) -> Iterator[str]:
+def written(value: Any, *, encode: Callable[[Any], str] = compact) -> Iterator[str]:
     """Yields a part of an answer as JSON text. What iterators give is encoded some at a time."""
     if isinstance(value, Iterator):
         comma = "["
         while part := list(islice(value, TOKENS_PER_PART)):
-            yield comma + compact(part)[1:-1]
+            yield comma + encode(part)[1:-1]
             comma = ","
         yield "]" if comma == "," else "[]"
     elif isinstance(value, dict) and value:
         comma = "{"
         for name, one in value.items():
-            yield f"{comma}{compact(name)}:"
-            yield from written(one)
+            yield f"{comma}{encode(name)}:"
+            yield from written(one, encode=encode)
             comma = ","
         yield "}"
     elif _has_maps(value):
         comma = "["
         for one in value:
             yield comma
-            yield from written(one)
+            yield from written(one, encode=encode)
             comma = ","
         yield "]"
     else:
-        yield compact(value)
+        yield encode(value)
 
 
 def _has_maps(value: object) -> bool:

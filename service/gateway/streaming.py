@@ -33,7 +33,7 @@ from quire.openai.answers import (
     piece_in_parts,
     usage_piece,
 )
-from quire.openai.logprobs import written
+from quire.openai.logprobs import compact_ascii, written
 from quire.wire.output import Completion, TokenChunk
 from service.gateway.answers import Answer, Update
 from service.gateway.complete_answers import send_with_timeout
@@ -264,7 +264,7 @@ class EventStream(Response):
         if self._include_usage:
             body.setdefault("usage", None)
         yield f"id: {event_id(self._answer.cursors)}\ndata: ".encode()
-        for part in written(body):
+        for part in written(body, encode=compact_ascii):
             yield part.encode()
         yield b"\n\n"
 

@@ -78,18 +78,18 @@ class Outbox:
                     continue
                 assert not output.token_ids or output.start == len(delivery.token_ids)
                 delivery.append(output.token_ids, output.text, output.logprobs)
-                if output.start == 0 and output.request.sampling.prompt_logprobs is not None:
-                    try:
-                        delivery.tell_prompt(output)
-                    except InvalidRequest as error:
-                        delivery.refuse(error)
-                        refused.append(delivery.key)
                 delivery.token_times += [now] * len(output.token_ids)
-                if delivery.is_ended:
+                try:
+                    if output.start == 0 and output.request.sampling.prompt_logprobs is not None:
+                        delivery.tell_prompt(output)
+                except InvalidRequest as error:
+                    delivery.refuse(error)
+                    refused.append(delivery.key)
                     has_end = True
-                elif output.finish_reason is not None:
-                    self._end(delivery, output)
-                    has_end = True
+                else:
+                    if output.finish_reason is not None:
+                        self._end(delivery, output)
+                        has_end = True
                 self._note_due(delivery)
             for key, activity in activities.items():
                 told = self._deliveries.get(key)
@@ -122,8 +122,8 @@ class Outbox:
             self._changed.wait_for(
                 lambda: self._is_closing or any(key not in but for key in self._due), timeout
             )
-            keys = list(islice((key for key in self._due if key not in but), MAX_COMMIT_ITEMS))
-            keys = self._with_few_prompts(keys)
+            due = islice((key for key in self._due if key not in but), MAX_COMMIT_ITEMS)
+            keys = self._with_few_prompts(list(due))
             for key in keys:
                 del self._due[key]
             taken = [(delivery := self._deliveries[key], delivery.item()) for key in keys]

@@ -88,6 +88,24 @@ def test_a_completion_that_echoes_its_prompt_begins_with_its_tokens():
 
 
 @pytest.mark.parametrize(
+    ("echoed", "texts", "offsets"),
+    [
+        ("ac", ["<s>", "a", "c"], [0, 0, 1]),
+        # The text of bytes that are no character alone.
+        ("aéa😀a b", ["<s>", "a", *"��", "a", *"����", "a", " b"],
+         [0, 0, 1, 1, 2, 3, 3, 3, 3, 4, 5]),
+        # A tokenizer that changes the text.
+        ("A B", ["a", " b"], [0, 0]),
+        ("a" + "x" * 99 + "b", ["a", *["?"] * 99, "b"], [0, *[1] * 100]),
+    ],
+)  # fmt: skip
+def test_offsets_are_those_in_the_text_that_is_shown(echoed, texts, offsets):
+    tokens = [*(PromptToken(7, -1.0, text) for text in texts), TOKENS[2], TOKENS[2]]
+    behind = [len(echoed), len(echoed) + len(TOKENS[2].text)]
+    assert of_completion(tokens, echoed=echoed)["text_offset"] == [*offsets, *behind]
+
+
+@pytest.mark.parametrize(
     "make",
     [
         dict,

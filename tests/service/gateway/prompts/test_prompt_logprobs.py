@@ -221,6 +221,21 @@ def test_a_long_prompt_is_sent_in_parts_of_one_event(gateway, monkeypatch):
     assert len(bodies) > 20 and max(map(len, bodies)) < 1.5 * JOINED_BYTES
 
 
+def test_no_event_has_a_character_that_a_client_takes_for_the_end_of_a_line(gateway, monkeypatch):
+    bodies: list[bytes] = []
+    plain = EventStream._send
+
+    def send(self, body, send):
+        bodies.append(body)
+        return plain(self, body, send)
+
+    monkeypatch.setattr(EventStream, "_send", send)
+    with gateway.stream("a\u2028b\x85", echo=True, logprobs=1, prompt_logprobs=1) as stream:
+        first, *_ = stream.rest()
+    assert first.choice["logprobs"]["tokens"][:4] == list("a\u2028b\x85")
+    assert all(body.isascii() for body in bodies)
+
+
 def test_the_text_of_a_prompt_is_the_one_that_was_sent_wherever_it_is_shown(start):
     text = "\U0001f9ee 你好\r\n\x00é"
     first, second = start(), start()
