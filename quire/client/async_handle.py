@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import Any
 
 from quire.broker.async_broker import AsyncBroker
 from quire.client.following import Following, raise_unless_completed
@@ -41,12 +43,19 @@ class AsyncHandle:
                 yield item
 
     async def follow_reads(
-        self, *, after: int = 0, prefix_hash: str = "", explains: bool = True
+        self,
+        *,
+        after: int = 0,
+        prefix_hash: str = "",
+        explains: bool = True,
+        gate: AbstractAsyncContextManager[Any] | None = None,
     ) -> AsyncIterator[Sequence[TokenChunk | Completion]]:
         """The items of `follow`, in non-empty lists of items that were read together.
 
         One list has at most what one turn decodes: if the caller stops, the rest is not decoded.
-        With `explains` False, no warning is logged if no worker is alive.
+        With `explains` False, no warning is logged if no worker is alive. What one read brought is
+        decoded and given inside the `gate`, such as a lock that several readers share: then only
+        one of them holds decoded items that its caller has not come to.
         """
         following = Following(
             self.request_id,
@@ -58,9 +67,10 @@ class AsyncHandle:
         )
         while not following.has_ended:
             read = await run_async(next_read(self._broker, following), in_loop)
-            async for items in in_turns(following.take(read)):
-                self._known = True
-                yield items
+            async with gate or nullcontext():
+                async for items in in_turns(following.take(read)):
+                    self._known = True
+                    yield items
 
     async def result(self, *, timeout: float | None = None) -> Completion:
         """See `Handle.result`."""

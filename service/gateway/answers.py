@@ -57,6 +57,9 @@ class Answer:
         self.prompts: Sequence[str] = ()
         self._client = client
         self._closing = closing
+        #: Held for what a read brought, until the caller has come to its end: a hundred choices may
+        #: each begin with the same long prompt.
+        self._gate = asyncio.Lock() if self._has_prompts else None
 
     async def updates(self, *, idle_seconds: float) -> AsyncGenerator[Update | None, None]:
         """The updates of all choices, each completion after its chunks.
@@ -90,6 +93,12 @@ class Answer:
         """The text of the prompt of a choice if it is kept, else empty."""
         each = self.record.num_choices // self.record.num_prompts
         return self.prompts[choice // each] if self.prompts else ""
+
+    @property
+    def _has_prompts(self) -> bool:
+        """Whether the logs may have the tokens of the prompts."""
+        use = self.record.prompt
+        return use.has_logprobs or use.is_echoed
 
     async def _kept_prompts(self) -> list[str]:
         kept = await self._client.kept(self.record.request_id)
@@ -150,6 +159,7 @@ class Answer:
                 prefix_hash=cursor.prefix_hash,
                 # The stream itself says why it waits. The log would get a line for each caller.
                 explains=False,
+                gate=self._gate,
             ):
                 if self.messages and cursor.num_tokens and not is_fed:
                     # Only now is it certain that the log has what the caller has.

@@ -3,6 +3,7 @@
 In the fake worker each character is a token, whose id is its code point.
 """
 
+import asyncio
 import json
 from operator import itemgetter
 
@@ -10,6 +11,7 @@ import pytest
 from openai import OpenAI
 
 from quire.errors import InvalidRequest, ProtocolError
+from quire.wire import output
 from service.gateway import answers, idempotency
 from service.gateway.streaming import JOINED_BYTES, EventStream
 from tests.service.gateway.builders import CHAT
@@ -219,6 +221,39 @@ def test_a_long_prompt_is_sent_in_parts_of_one_event(gateway, monkeypatch):
     assert len(first.choice["prompt_logprobs"]) == 5000
     assert len(first.choice["logprobs"]["tokens"]) == 5004
     assert len(bodies) > 20 and max(map(len, bodies)) < 1.5 * JOINED_BYTES
+
+
+def test_of_many_choices_only_one_prompt_is_decoded_ahead_of_the_caller(fake, monkeypatch):
+    """Or a caller who reads nothing holds a hundred times six megabytes."""
+    decoded, most, consumed = 0, 0, 0
+    plain = output.unpack_tokens
+
+    def unpack(data):
+        nonlocal decoded
+        found = plain(data)
+        decoded += bool(found.prompt)
+        return found
+
+    monkeypatch.setattr(output, "unpack_tokens", unpack)
+
+    async def read():
+        nonlocal most, consumed
+        async with fake.async_client() as client:
+            body = {"prompt": "hello", "n": 8, "prompt_logprobs": 1}
+            call = idempotency.call_of("completions", body, tenant="t", key=None, model="fake")
+            handles = await client.submit_many(await call.members())
+            for handle in handles:
+                await handle.result()
+            decoded_before = decoded
+            answer = answers.Answer(client, call.record, closing=asyncio.Event())
+            async for _, items in answer.updates(idle_seconds=9.0):
+                for _ in range(100):
+                    await asyncio.sleep(0)
+                most = max(most, decoded - decoded_before - consumed)
+                consumed += sum(1 for one in items if getattr(one, "prompt_tokens", ()))
+
+    asyncio.run(read())
+    assert (consumed, most) == (8, 1)
 
 
 def test_no_event_has_a_character_that_a_client_takes_for_the_end_of_a_line(gateway, monkeypatch):
