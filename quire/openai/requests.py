@@ -155,6 +155,10 @@ class OpenAIRequest:
         request = validated(GenerationRequest, fields | envelope)
         try:
             request.parse_body()
+            if self.kind == "chat.completions" and choice and "prompt_logprobs" in body:
+                # The answer has those of the first choice: all have one prompt.
+                del body["prompt_logprobs"]
+                request = request.model_copy(update={"body": body})
             if is_pooled(self.kind):
                 own_id = id_of(request_id, choice, n=num_choices)
                 request = validated(GenerationRequest, dict(request) | {"id": own_id})
@@ -163,16 +167,17 @@ class OpenAIRequest:
             # Checks the size limit here, too: a message above it would fail its whole submit.
             request.encode()
         except InvalidRequest as error:
-            if self._is_list and error.field == f"body.{self._field}":
-                raise InvalidRequest(f"{error.field}.{prompt}", error.message) from None
-            if self._has_choices and error.field == "body.choice":
-                field = f"{error.field}.{choice_of_prompt}"
-                raise InvalidRequest(field, error.message) from None
-            field = self.prompt_use.field(error.field) or error.field
-            if field != error.field:
-                raise InvalidRequest(field, error.message) from None
-            raise
+            field = self._named(error.field, prompt, choice_of_prompt)
+            raise InvalidRequest(field, error.message) from None
         return request
+
+    def _named(self, field: str, prompt: int, choice_of_prompt: int) -> str:
+        """The caller's name of a field of the request for this choice of a prompt."""
+        if self._is_list and field == f"body.{self._field}":
+            return f"{field}.{prompt}"
+        if self._has_choices and field == "body.choice":
+            return f"{field}.{choice_of_prompt}"
+        return self.prompt_use.field(field) or field
 
     @property
     def _choices_per_prompt(self) -> int:

@@ -35,7 +35,14 @@ _PASSED = frozenset(
 )
 
 #: Fields of OpenAI's API whose features Quire does not have. Null is accepted.
-_NOT_SUPPORTED = ("conversation", "prompt", "prompt_cache_retention", "context_management")
+_NOT_SUPPORTED = (
+    "conversation",
+    "prompt",
+    "prompt_cache_retention",
+    "context_management",
+    # Quire's, but a response has no place for them.
+    "prompt_logprobs",
+)
 
 #: The path of a field in a chat -> its path in a body of this API; the longest beginning counts.
 _RENAMED = {

@@ -86,3 +86,17 @@ def test_the_text_of_tokens_is_a_stand_in_for_that_of_the_prompt():
     assert TOLD.text("", tokens) == "<s>a"
     assert KEPT.text("a", tokens) == "a"
     assert NO_PROMPT.text("a", tokens) == ""
+
+
+def test_only_the_first_choice_of_a_chat_asks_for_its_prompt_and_all_are_checked():
+    body = {"messages": [{"role": "user", "content": "a"}], "n": 3, "prompt_logprobs": 2}
+    chat = OpenAIRequest("chat.completions", body, "0" * 64)
+    asked = [chat.request("r", choice).body.get("prompt_logprobs") for choice in range(3)]
+    assert asked == [2, None, None]
+    wrong = OpenAIRequest("chat.completions", body | {"prompt_logprobs": 99}, "0" * 64)
+    with pytest.raises(InvalidRequest) as refused:
+        wrong.check()
+    assert refused.value.field == "body.prompt_logprobs"
+    body = {"prompt": "a", "n": 2, "prompt_logprobs": 2}
+    completion = OpenAIRequest("completions", body, "0" * 64)
+    assert completion.request("r", 1).body["prompt_logprobs"] == 2

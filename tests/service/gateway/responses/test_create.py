@@ -262,6 +262,7 @@ BAD_FIELDS = [
     ({"background": True, "store": False}, "background"),
     ({"stream_options": {}}, "stream_options"),
     ({"conversation": "conv_1"}, "conversation"),
+    ({"prompt_logprobs": 1}, "prompt_logprobs"),
     ({"previous_response_id": "resp_" + "0" * 32}, "previous_response_id"),
     ({"service_tier": "gold"}, "service_tier"),
     ({"messages": []}, "messages"),
