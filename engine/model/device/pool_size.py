@@ -19,9 +19,9 @@ LIVE_WIDE = 4
 #: The most copies of the logits that are alive at once, counted in float32: ten in the sampler, two
 #: that the previous step keeps until its tokens are settled, and the output of captured steps.
 LIVE_LOGITS = 13
-#: The same for the logits of scored tokens: in single precision, those of the rows that are asked
-#: for, their log-probabilities, and sorted ones.
-LIVE_SCORED = 4
+#: The same for the logits of scored tokens: as the model gave them, in single precision, and their
+#: log-probabilities.
+LIVE_SCORED = 3
 #: Additional tensors of the largest width while adapters add to a product: their gathered tokens,
 #: and the additions, which may be those of two linear layers in a fused product.
 LIVE_ADAPTED = 3

@@ -35,7 +35,9 @@ class Likelihoods:
     def __init__(self, logits: torch.Tensor, requested: Sequence[tuple[int, int]]) -> None:
         self._requested = requested
         self._rows = index_on([row for row, _ in requested], logits.device)
-        self._logprobs = logits[self._rows].log_softmax(dim=-1)
+        # Every row asks where prompts are scored: to copy the widest tensor takes as long as this.
+        picked = logits if len(requested) == len(logits) else logits[self._rows]
+        self._logprobs = picked.log_softmax(dim=-1)
         self._num_top = min(logits.shape[1], max(number for _, number in requested))
         self._top = self._logprobs.topk(self._num_top, dim=-1)
         self._arriving: ToHost | None = None
