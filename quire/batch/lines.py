@@ -56,6 +56,10 @@ EXPIRED, CANCELLED = "batch_expired", "batch_cancelled"
 BAD_LINE_PREFIX = "batch_req_line_"
 
 
+#: The most log-probabilities of the prompts of one line, whose answer is made as a whole.
+MAX_LINE_LOGPROBS = 1 << 19
+
+
 @dataclass(frozen=True, slots=True)
 class BatchLine:
     """One request of a batch. `digest` identifies it: a hash of batch name, id, url and body.
@@ -165,6 +169,13 @@ def _checked_line(custom_id: str, fields: Mapping[str, Any], *, digest: str) -> 
         line.call.check()
     except InvalidRequest as error:
         raise InvalidRequest(field_of(form, error.field), error.message) from None
+    if (most := line.call.most_prompt_logprobs) > MAX_LINE_LOGPROBS:
+        message = (
+            f"may need {most} log-probabilities of the prompts of this line; at most "
+            f"{MAX_LINE_LOGPROBS} are allowed: ask for fewer, or use several lines"
+        )
+        field = "body.prompt_logprobs"
+        raise InvalidRequest(line.call.prompt_use.field(field) or field, message)
     return line
 
 

@@ -20,6 +20,7 @@ from quire.openai.tools.reasoning import (
 )
 from quire.wire.choices import MAX_CHOICES, check_number, choice_of, id_of
 from quire.wire.json_text import read_object
+from quire.wire.logprobs import MAX_PROMPT_LOGPROBS
 from quire.wire.pooling import MAX_INPUTS, is_pooled
 from quire.wire.protocol import MAX_REQUEST_ID_LENGTH, GenerationRequest, Kind
 from quire.wire.sampling import validated
@@ -35,6 +36,10 @@ KINDS: dict[str, Kind] = {
 #: The longest values of all fields of a request other than its body.
 LONGEST_ID = "x" * MAX_REQUEST_ID_LENGTH
 LONGEST_ENVELOPE: Mapping[str, Any] = {"tenant": "x" * 64, "deadline_ms": (1 << 53) - 1}
+
+
+#: More tokens than any tokenizer puts before a prompt.
+MAX_ADDED_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +120,27 @@ class OpenAIRequest:
         if type(longest) is int:
             lengths = [min(length, longest) for length in lengths]
         return self._choices_per_prompt * sum(lengths)
+
+    @property
+    def most_prompt_logprobs(self) -> int:
+        """The most log-probabilities that the answer can have of its prompts. InvalidRequest.
+
+        A token has at least one byte of its text, but for the few that begin a prompt.
+        """
+        number: int | None = without_echo(self.kind, self.body).get("prompt_logprobs")
+        if number is None:
+            return 0
+        if self.kind == "chat.completions":
+            return MAX_PROMPT_LOGPROBS
+        longest: int = self.body.get("truncate_prompt_tokens") or MAX_PROMPT_LOGPROBS
+        lengths = (
+            len(one.encode()) + MAX_ADDED_TOKENS if isinstance(one, str) else len(one)
+            for one in self._prompts
+        )
+        of_prompts = (
+            min(MAX_PROMPT_LOGPROBS, min(length, longest) * (1 + number)) for length in lengths
+        )
+        return self._choices_per_prompt * sum(of_prompts)
 
     def check(self) -> None:
         """InvalidRequest if the message of any choice is invalid or cannot be sent.

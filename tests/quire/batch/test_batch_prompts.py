@@ -1,7 +1,10 @@
 """What the lines of a batch show of their prompts: `prompt_logprobs` and `echo`."""
 
+import json
+
 import pytest
 
+from quire.batch.lines import BadLine, parse_line
 from quire.testing.in_memory import FakeQuire
 from tests.quire.batch_folder import Folder, ask
 
@@ -55,3 +58,23 @@ def test_a_prompt_that_is_too_long_to_be_echoed_fails_alone_and_names_echo(folde
     told = {line["custom_id"]: line["error"]["message"] for line in folder.failures}
     assert sorted(told) == ["a", "b"]
     assert all("body.echo" in message for message in told.values()), told
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fields", "field"),
+    [
+        ("x" * 2000, {"prompt_logprobs": 20, "n": 17}, "body.prompt_logprobs"),
+        ([7] * 1500, {"prompt_logprobs": 20, "n": 17}, "body.prompt_logprobs"),
+        (["x" * 2000] * 17, {"echo": True, "logprobs": 20}, "body.echo"),
+        ("x" * 2000, {"prompt_logprobs": 20, "n": 16}, None),
+        ("x" * 2000, {"prompt_logprobs": 20, "n": 17, "truncate_prompt_tokens": 1000}, None),
+        ([7] * 1000, {"prompt_logprobs": 20, "n": 17}, None),
+        ("x" * 2000, {"n": 128, "echo": True}, None),
+    ],
+)
+def test_a_line_whose_prompts_would_make_an_endless_answer_is_a_bad_line(prompt, fields, field):
+    """It is made as a whole: a line of a few kilobytes would take gigabytes of a batcher."""
+    line = parse_line(json.dumps(ask("a", prompt, **fields)), number=1, batch="b")
+    assert isinstance(line, BadLine) == (field is not None), line
+    if field is not None:
+        assert field in line.message
