@@ -25,6 +25,19 @@ class NewToken(NamedTuple):
     failure: str | None = None
 
 
+class ScoredPrompt(NamedTuple):
+    """Log-probabilities of tokens of one prompt, from the index `first` on.
+
+    A prompt that one step does not compute brings one for each of its chunks, in order, the last
+    one with its first token. With a `failure` one of them is no number.
+    """
+
+    request_id: str
+    first: int
+    logprobs: Sequence[Logprobs]
+    failure: str | None = None
+
+
 class StepTokens(NamedTuple):
     """What one step has computed: requests, tokens of prompts, tokens of decodes."""
 
@@ -37,7 +50,11 @@ class Backend(Protocol):
     """vLLM, as far as the engine uses it. All methods belong to the engine's thread."""
 
     def add(self, request: Request) -> None:
-        """Pass a request to vLLM, with the tokens that it has already."""
+        """Pass a request to vLLM, with the tokens that it has already.
+
+        One that has none is scored from the beginning, if it asks for log-probabilities of its
+        prompt.
+        """
         ...
 
     def remove(self, request_ids: Sequence[str]) -> None:
@@ -55,6 +72,11 @@ class Backend(Protocol):
     @property
     def last_step(self) -> StepTokens:
         """What the last step has computed."""
+        ...
+
+    @property
+    def last_scored(self) -> Sequence[ScoredPrompt]:
+        """The log-probabilities of prompts that the last step has computed."""
         ...
 
     def waiting_ids(self) -> Sequence[str]:

@@ -13,7 +13,7 @@ from itertools import count
 
 from engine.config import EngineConfig
 from engine.ending import Endings, last_output, replay
-from engine.errors import DuplicateRequest
+from engine.errors import DuplicateRequest, RequestRejected
 from engine.logprobs import Logprobs
 from engine.output.stopping import finish_reason_of
 from engine.port import Clock, RequestOutput
@@ -23,7 +23,7 @@ from engine.scheduling.policy import POLICIES
 from engine.scheduling.preemption import may_give_way
 from engine.scheduling.waiting_queue import WaitingQueue
 from engine.stats import EngineSnapshot, SchedulerStats, StepKind, StepStats
-from engine.vllm.backend import Backend, NewToken
+from engine.vllm.backend import Backend, NewToken, ScoredPrompt
 
 
 class VllmEngine:
@@ -62,6 +62,8 @@ class VllmEngine:
             now = clock()
             self._note_step(now - began)
             self._end_due(now)
+            for scored in self._backend.last_scored:
+                self._take_scores(scored, now)
             for token in tokens:
                 self._take(token, now)
         outputs, self._outputs = self._outputs, []
@@ -79,7 +81,12 @@ class VllmEngine:
         if request.request_id in self._requests:
             raise DuplicateRequest(request.request_id)
         refuse_if_never_servable(request, self.config)
-        reason = replay(request, self.config)
+        num_tokens, model_len = request.num_prompt_tokens, self.config.max_model_len
+        if num_tokens >= model_len:
+            # vLLM samples a token behind every prompt, also where nobody wants it.
+            message = f"{num_tokens} tokens leave no room in a model length of {model_len}"
+            raise RequestRejected("prompt", message)
+        reason = None if request.pooling is not None else replay(request, self.config)
         request.standing = self._policy(request, self.config)
         request.rank = (request.arrival_time + request.standing, next(self._sequence))
         self._requests[request.request_id] = request
@@ -225,6 +232,17 @@ class VllmEngine:
 
     # -- progress ---------------------------------------------------------------------------------
 
+    def _take_scores(self, new: ScoredPrompt, now: float) -> None:
+        """Keep log-probabilities of a prompt, until its first token is reported."""
+        request = self._running.get(new.request_id)
+        if request is None:
+            return
+        if new.failure is not None:
+            self._finish(request, FinishReason.ERROR, now=now, error=new.failure)
+            return
+        scored = range(new.first, new.first + len(new.logprobs))
+        request.take_prompt_logprobs(scored, new.logprobs)
+
     def _take(self, new: NewToken, now: float) -> None:
         """Append the new token of a request, unless the request has just ended."""
         request = self._running.get(new.request_id)
@@ -236,7 +254,11 @@ class VllmEngine:
         if new.failure is not None:
             self._fail(request, new.failure, now=now)
             return
+        if request.pooling is not None:
+            self._pool(request, now)
+            return
         start = request.num_output_tokens
+        said = () if start else self._told_of_prompt(request)
         if request.num_pending_tokens > 1:
             self._moved[request.request_id] = request
         request.expect_token()
@@ -252,8 +274,20 @@ class VllmEngine:
         text = take_text(request, final=reason is not None)
         told: tuple[Logprobs, ...] = () if new.logprobs is None else (new.logprobs,)
         self._outputs.append(
-            RequestOutput(request, start, (new.token_id,), text, reason, None, told)
+            RequestOutput(request, start, (new.token_id,), text, reason, None, told, said)
         )
+
+    def _pool(self, request: Request, now: float) -> None:
+        """End a request that wants the log-probabilities of its prompt, and no token."""
+        self._told_of_prompt(request)
+        request.vector, request.times.first_token = request.likelihoods(), now
+        self._finish(request, FinishReason.POOLED, now=now)
+
+    def _told_of_prompt(self, request: Request) -> tuple[Logprobs, ...]:
+        """What the first token brings of the prompt, if the request asks; else nothing."""
+        wanted = request.num_scored(0, request.num_prompt_tokens)
+        assert len(request.prompt_logprobs) == wanted, "the prompt was computed in part"
+        return tuple(request.prompt_logprobs)
 
     def _fail(self, request: Request, error: str, *, now: float) -> None:
         """End a request whose row has failed: refused where its own fields left no token."""

@@ -23,7 +23,7 @@ from engine.errors import DeviceFailed
 from engine.request import Request
 from engine.sampling_params import SamplingParams as QuireParams
 from engine.vllm.adapters import NO_ADAPTER
-from engine.vllm.backend import NewToken, StepTokens
+from engine.vllm.backend import NewToken, ScoredPrompt, StepTokens
 from engine.vllm.rank import MASKS, REPORT
 from engine.vllm.row import EXTRA_ARG, GuardedConstraint, Report, Row
 
@@ -38,6 +38,9 @@ class LinkedScheduler(Scheduler):
         self.last_step = NOTHING
         #: By vLLM's id.
         self.constrained: dict[str, tuple[Request, GuardedConstraint]] = {}
+        #: The most tokens of a prompt that may come from the cache, by vLLM's id, for those that
+        #: are to be scored.
+        self.max_cached: dict[str, int] = {}
         self.report = Report()
 
     def schedule(self, *args: Any, **options: Any) -> SchedulerOutput:
@@ -60,6 +63,16 @@ class LinkedScheduler(Scheduler):
         )
         return found
 
+    def _get_local_prefix_cache_hit(self, request: Any) -> Any:
+        """See vLLM's Scheduler: the cached tokens of a request that begins, or begins again.
+
+        A cached token has keys and values, but no logits.
+        """
+        most = self.max_cached.get(request.request_id)
+        if most is not None and not request.num_output_tokens:
+            request = _Beginning(request, most)
+        return super()._get_local_prefix_cache_hit(request)
+
     def _masks_of(self, planned: SchedulerOutput) -> dict[str, TokenBitmask]:
         """The masks of the rows that get a token in this step, by Quire's id."""
         masks = {}
@@ -68,6 +81,17 @@ class LinkedScheduler(Scheduler):
             if one.num_computed_tokens >= one.num_tokens:
                 masks[request.request_id] = constraint.allowed(request.output_token_ids)
         return masks
+
+
+class _Beginning:
+    """A request of vLLM's, to the prefix cache, which leaves at least the last token to compute."""
+
+    def __init__(self, request: Any, num_tokens: int) -> None:
+        self._request = request
+        self.num_tokens = num_tokens + 1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._request, name)
 
 
 class VllmBackend:
@@ -94,9 +118,12 @@ class VllmBackend:
         self._scheduler = scheduler
 
     def warm_up(self) -> None:
-        """Compute two tokens. vLLM's first step takes seconds, in which no lease is renewed."""
-        sampling = QuireParams(max_tokens=2, top_k=2)
-        self.add(Request("warm-up", [0], sampling, arrival_time=0.0))
+        """Compute two tokens. vLLM's first step takes seconds, in which no lease is renewed.
+
+        What a prompt is scored with runs as well, so that an error in it is one of the start.
+        """
+        sampling = QuireParams(max_tokens=2, top_k=2, prompt_logprobs=0)
+        self.add(Request("warm-up", [0, 0], sampling, arrival_time=0.0))
         self.step()
         self.step()
         self.remove(["warm-up"])
@@ -131,17 +158,20 @@ class VllmBackend:
         self._ids[request.request_id] = internal
         if guarded:
             self._scheduler.constrained[internal] = (request, guarded)
+        if row.wants_scores:
+            self._scheduler.max_cached[internal] = request.max_cached_tokens
 
     def remove(self, request_ids: Sequence[str]) -> None:
         """See `Backend`."""
         internal = [self._ids.pop(id_) for id_ in request_ids if id_ in self._ids]
         for one in internal:
             self._scheduler.constrained.pop(one, None)
+            self._scheduler.max_cached.pop(one, None)
         self._llm.abort_request(internal, internal=True)
 
     def step(self) -> Sequence[NewToken]:
         """See `Backend`."""
-        self._scheduler.last_step = NOTHING
+        self._scheduler.last_step, self._scheduler.report = NOTHING, Report()
         try:
             outputs = self._llm.step()
         except Exception as error:
@@ -170,6 +200,14 @@ class VllmBackend:
     def last_step(self) -> StepTokens:
         """See `Backend`."""
         return self._scheduler.last_step
+
+    @property
+    def last_scored(self) -> Sequence[ScoredPrompt]:
+        """See `Backend`."""
+        if not (scores := self._scheduler.report.scores):
+            return ()
+        ours = {internal: request_id for request_id, internal in self._ids.items()}
+        return [ScoredPrompt(ours[id_], *each) for id_, each in scores.items() if id_ in ours]
 
     def waiting_ids(self) -> Sequence[str]:
         """See `Backend`."""

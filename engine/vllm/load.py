@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.config import MAX_SCORED_TOKENS
 from engine.errors import ModelRefused
 from engine.vllm.adapters import CheckedAdapters, check_adapters
 from engine.vllm.arguments import engine_args
@@ -37,6 +38,8 @@ class VllmFacts:
     num_blocks: int
     block_size: int
     max_num_batched_tokens: int
+    #: See `EngineConfig`; 0 where vLLM does not compute every hidden state of a prompt.
+    max_scored_tokens: int
     fingerprint: str
     source: Path
     dtype: str
@@ -164,6 +167,7 @@ def _facts(
         num_blocks=cache.num_gpu_blocks - 1,
         block_size=cache.block_size,
         max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
+        max_scored_tokens=0 if cache.kv_sharing_fast_prefill else MAX_SCORED_TOKENS,
         fingerprint=f"{digest.hexdigest()[:32]}-{version}-{sizes}",
         source=folder,
         dtype=dtype,

@@ -3,7 +3,7 @@
 vLLM makes one for each process that samples, and says which request is in which row of the logits.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from vllm.config import VllmConfig
@@ -36,12 +36,20 @@ class QuireSampler(LogitsProcessor):
         #: By row of the logits.
         self._rows: dict[int, Row] = {}
         self._in_order: list[Row] | None = None
+        #: Indices of rows whose prompts are to be scored; some of them may be done by now.
+        self._scoring: Sequence[int] = ()
         self._masks: Mapping[str, TokenBitmask] = {}
         self._report: Report | None = None
 
     def expect(self, masks: Mapping[str, TokenBitmask]) -> None:
         """Set which tokens may come in the next step, by request id, for rows with a constraint."""
         self._masks = masks
+
+    def scoring_rows(self) -> Sequence[tuple[int, Row]]:
+        """The rows that want log-probabilities of their prompts, with their indices."""
+        if self._scoring:
+            self._scoring = [index for index in self._scoring if self._rows[index].wants_scores]
+        return [(index, self._rows[index]) for index in self._scoring]
 
     def take_report(self) -> Report | None:
         """The report of the last step, once; None if there is nothing to say."""
@@ -70,6 +78,7 @@ class QuireSampler(LogitsProcessor):
                 rows[other] = from_one
             if from_other is not None and direction is MoveDirectionality.SWAP:
                 rows[one] = from_other
+        self._scoring = [index for index, row in rows.items() if row.wants_scores]
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """Choose the tokens of [rows, vocabulary], and make their logits the largest, in place."""

@@ -7,6 +7,7 @@ sampler reports comes back with the tokens.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -60,6 +61,11 @@ class Row:
         return len(self.output_token_ids)
 
     @property
+    def wants_scores(self) -> bool:
+        """Whether log-probabilities of its prompt are still to come: none of its output exists."""
+        return self.sampling.prompt_logprobs is not None and not self.output_token_ids
+
+    @property
     def constraint(self) -> "Row | None":
         """What says which tokens may come: the row itself, by the mask of the step."""
         return None if self._mask_bytes is None else self
@@ -78,19 +84,30 @@ class Row:
         return self._mask
 
 
+class Scores(NamedTuple):
+    """The log-probabilities of one prompt that one step has computed; see `ScoredPrompt`."""
+
+    first: int
+    logprobs: Sequence[Logprobs]
+    failure: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the sampler has to say of a step besides its tokens, by request id.
+    """What a rank has to say of a step besides its tokens, by request id.
 
     Args:
         broken: requests without a possible token; vLLM's token means nothing.
         told: the log-probabilities of the tokens of requests that want them. vLLM's own would be
             computed by code that it compiles at the first request that wants them, for many seconds
             in which all others wait.
+        scores: those of prompts, by vLLM's id: a prompt may bring some before it has a token, and
+            after its request was removed.
     """
 
     broken: frozenset[str] = frozenset()
     told: Mapping[str, Logprobs] = field(default_factory=dict)
+    scores: Mapping[str, Scores] = field(default_factory=dict)
 
 
 class GuardedConstraint:

@@ -276,6 +276,7 @@ def served_by_vllm(settings: Settings, facts: "VllmFacts") -> ServedModel:
         eos_token_ids=facts.eos_token_ids,
         adapters=facts.adapters,
     )
+    config = replace(config, max_scored_tokens=facts.max_scored_tokens)
     _warn_of_lengths(settings, config, model_reads=facts.max_model_len)
     tokenizer = _tokenizer_in(facts.source)
     served = ServedModel(

@@ -11,7 +11,6 @@ from typing import Protocol
 
 import torch
 
-from engine.batch import BatchRow
 from engine.logprobs import Logprobs
 from engine.model.device.transfer import ToHost, index_on
 from engine.sampling_params import SamplingParams
@@ -22,6 +21,19 @@ class Requesting(Protocol):
 
     @property
     def sampling(self) -> SamplingParams: ...
+
+
+class Scoring(Requesting, Protocol):
+    """A row that may request log-probabilities of its prompt: those of the indices `scored`."""
+
+    @property
+    def request_id(self) -> str: ...
+
+    @property
+    def prompt_token_ids(self) -> Sequence[int]: ...
+
+    @property
+    def scored(self) -> range: ...
 
 
 class Likelihoods:
@@ -79,7 +91,7 @@ class PromptLikelihoods:
         logits: [scored tokens, vocabulary], those of all rows in their order.
     """
 
-    def __init__(self, logits: torch.Tensor, rows: Sequence[BatchRow]) -> None:
+    def __init__(self, logits: torch.Tensor, rows: Sequence[Scoring]) -> None:
         self._scored = [(row.request_id, len(row.scored)) for row in rows if row.scored]
         numbers = [
             (row.sampling.prompt_logprobs or 0, row.prompt_token_ids[index])

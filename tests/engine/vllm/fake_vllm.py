@@ -1,28 +1,39 @@
-"""A Backend without vLLM: known tokens, blocks that run out, and failures on command."""
+"""A Backend without vLLM: known tokens, prompts in chunks, blocks that run out, and failures."""
 
 import math
 from collections.abc import Callable, Sequence
 
-from engine.fake_runner import fake_next_token
+from engine.fake_runner import fake_next_token, fake_prompt_logprob
 from engine.request import Request
-from engine.vllm.backend import NewToken, StepTokens
+from engine.vllm.backend import NewToken, ScoredPrompt, StepTokens
 
 VOCAB_SIZE = 50
 
 
 class FakeVllm:
-    """Computes one token per request and step, for requests that have blocks; the best first."""
+    """Computes one token per request and step, for requests that have blocks; the best first.
+
+    Args:
+        chunk: the most tokens that a step computes of one request.
+    """
 
     def __init__(
         self,
         num_blocks: int,
         block_size: int,
         *,
+        chunk: int = 1 << 30,
         vocabulary: Sequence[int] = range(1, VOCAB_SIZE),
         before_step: Callable[[], None] = lambda: None,
     ) -> None:
         self._num_blocks, self._block_size = num_blocks, block_size
         self._vocabulary, self._before_step = vocabulary, before_step
+        self._chunk = chunk
+        self._num_computed: dict[str, int] = {}
+        #: The scored tokens of each step, by request.
+        self.scored: list[tuple[str, range]] = []
+        self.last_scored: list[ScoredPrompt] = []
+        self.unscorable: dict[str, str] = {}
         self.requests: dict[str, Request] = {}
         self.waiting: list[str] = []
         self.failing: dict[str, str] = {}
@@ -31,6 +42,7 @@ class FakeVllm:
 
     def add(self, request: Request) -> None:
         self.requests[request.request_id] = request
+        self._num_computed[request.request_id] = 0
         self.waiting.append(request.request_id)
         self.added.append(request.request_id)
 
@@ -45,16 +57,34 @@ class FakeVllm:
         self.waiting.sort(key=lambda id_: -self.requests[id_].priority)
         while self.waiting and self._blocks_of(self.waiting[0]) <= self.num_free_blocks:
             self.waiting.pop(0)
-        tokens = []
+        tokens, self.last_scored = [], []
         for request_id, request in self.requests.items():
             if request_id in self.waiting:
                 continue
             known = [*request.prompt_token_ids, *request.output_token_ids]
+            if not self._catches_up(request, len(known)):
+                continue
             token_id = fake_next_token(known, request.sampling.seed, self._vocabulary)
             failure = self.failing.get(request_id)
             tokens.append(NewToken(request_id, token_id, 0, failure=failure))
         self.last_step = StepTokens(len(tokens), 0, len(tokens))
         return tokens
+
+    def _catches_up(self, request: Request, num_known: int) -> bool:
+        """Compute the next chunk, with what it tells of the prompt; whether it was the last."""
+        start = self._num_computed[request.request_id]
+        end = self._num_computed[request.request_id] = min(start + self._chunk, num_known)
+        prompt, sampling = request.prompt_token_ids, request.sampling
+        scored = sampling.scored(start, end, num_prompt_tokens=len(prompt))
+        if scored and not request.output_token_ids:
+            told = [
+                fake_prompt_logprob(prompt[:index], prompt[index], sampling.prompt_logprobs or 0)
+                for index in scored
+            ]
+            failure = self.unscorable.get(request.request_id)
+            self.last_scored.append(ScoredPrompt(request.request_id, scored.start, told, failure))
+            self.scored.append((request.request_id, scored))
+        return end == num_known
 
     def waiting_ids(self) -> list[str]:
         return self.waiting

@@ -18,7 +18,8 @@ import psutil
 import pytest
 
 from engine.errors import DeviceFailed
-from engine.request import FinishReason, Request
+from engine.logprobs import Logprobs
+from engine.request import FinishReason, Pooling, Request
 from engine.sampling_params import SamplingParams
 from quire.wire.constraints import Constraint
 from service.model.served import ServedModel, load_model
@@ -36,6 +37,8 @@ pytestmark = [
     pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two ranks need two cores"),
 ]
 
+#: The most tokens of one prompt in a step beside others.
+CHUNK = 16
 TENSOR_PARALLEL = {"tensor_parallel_size": 2, "enforce_eager": True}
 #: On CPUs, vLLM's later stages fail without the runs that it makes for compiling and profiling.
 PIPELINE_PARALLEL = {"pipeline_parallel_size": 2}
@@ -55,6 +58,7 @@ def loaded(sizes: dict[str, Any]) -> Iterator[ServedModel]:
                 engine="vllm",
                 dtype="float32",
                 max_num_seqs=16,
+                long_prefill_token_threshold=CHUNK,
                 check_invariants=True,
                 vllm={"max_model_len": 512, "block_size": BLOCK_SIZE, **sizes},
             )
@@ -125,6 +129,66 @@ def test_log_probabilities_come_back_from_the_ranks(model, native_model):
     expected = told(native_model)
     assert len(expected) > 3
     assert told(model) == pytest.approx(expected, abs=1e-3)
+
+
+def asking(model: ServedModel, *, prefix: str = "reverse: ") -> list[Request]:
+    """Two prompts of several chunks, a choice, and one that asks for nothing."""
+    text = model.tokenizer.encode_prompt(prefix + "pear plum fig " * 3 + "=")
+    params = SamplingParams(max_tokens=9, temperature=1.2, seed=4, prompt_logprobs=2)
+    scores = SamplingParams(max_tokens=1, prompt_logprobs=0, prompt_logprobs_from=len(text))
+    return [
+        Request("long", text, params, arrival_time=0.0),
+        Request("short", text[:21], params, arrival_time=0.0),
+        Request("choice", [*text, *text[:5]], scores, arrival_time=0.0, pooling=Pooling()),
+        Request("silent", text, SamplingParams(max_tokens=9), arrival_time=0.0),
+    ]
+
+
+def numbers_of(model: ServedModel, made: list[Request]) -> dict[str, list[float]]:
+    """What the engine tells of each prompt, and the vectors of choices."""
+    for request in made:
+        model.engine.add_request(request)
+    told: dict[str, list[Logprobs]] = {one.request_id: [] for one in made}
+    while model.engine.has_work():
+        for output in model.engine.step(time.monotonic):
+            told[output.request_id] += output.prompt_logprobs
+    found = {
+        name: [number for one in each for number in (one.logprob, *dict(one.top).values())]
+        for name, each in told.items()
+    }
+    vectors = {one.request_id: one.vector for one in made if one.vector is not None}
+    return found | {name: vector.tolist() for name, vector in vectors.items()}
+
+
+def test_log_probabilities_of_prompts_come_back_from_the_ranks(model, native_model):
+    native, made = asking(native_model), asking(model)
+    expected, found = numbers_of(native_model, native), numbers_of(model, made)
+    assert [len(one) for one in expected.values()] == [
+        3 * (made[0].num_prompt_tokens - 1),
+        3 * 20,
+        5,
+        0,
+    ]
+    for name, numbers in expected.items():
+        assert found[name] == pytest.approx(numbers, abs=1e-4)
+    assert made[2].finish_reason is FinishReason.POOLED
+    assert [one.output_token_ids for one in made] == [one.output_token_ids for one in native]
+
+
+def test_scores_of_an_ended_request_are_not_those_of_the_next_with_its_id(model, native_model):
+    """With stages, a chunk is on its way when its request ends."""
+    for request in asking(model):
+        model.engine.add_request(request)
+    model.engine.step(time.monotonic)
+    model.engine.step(time.monotonic)
+    for request_id in model.engine.alive_request_ids():
+        model.engine.abort(request_id)
+    model.engine.step(time.monotonic)
+    found, expected = (
+        numbers_of(of, asking(of, prefix="sort: 3 1 ")) for of in (model, native_model)
+    )
+    for name, numbers in expected.items():
+        assert found[name] == pytest.approx(numbers, abs=1e-4)
 
 
 def test_a_row_without_a_token_ends_its_request_alone(model):
