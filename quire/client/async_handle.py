@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
@@ -67,8 +68,15 @@ class AsyncHandle:
         )
         while not following.has_ended:
             read = await run_async(next_read(self._broker, following), in_loop)
+            taken = following.take(read)
             async with gate or nullcontext():
-                async for items in in_turns(following.take(read)):
+                if read.begins_long:
+                    # Others would wait for it: it cannot be taken apart in turns.
+                    first = await asyncio.to_thread(next, taken, None)
+                    if first is not None:
+                        self._known = True
+                        yield [first]
+                async for items in in_turns(taken):
                     self._known = True
                     yield items
 

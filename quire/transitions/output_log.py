@@ -12,6 +12,9 @@ from quire.wire.output import Completion, TokenChunk, split_entry_id
 #: The most entries of one log taken at once; the rest comes with the next read.
 MAX_ENTRIES_PER_READ = 1024
 
+#: Tokens of one entry of this size take an event loop some milliseconds.
+LONG_BYTES = 1 << 16
+
 #: Entries of a log, one at least: their ids and fields.
 Entries = Sequence[tuple[bytes, Mapping[bytes, bytes]]]
 
@@ -45,6 +48,11 @@ class OutputRead:
             if chunk := TokenChunk.from_entry(entry_id, fields).after(seen):
                 seen = chunk.end
                 yield chunk
+
+    @property
+    def begins_long(self) -> bool:
+        """Whether its first entry takes long to take apart: it has the tokens of a long prompt."""
+        return bool(self._entries) and len(self._entries[0][1].get(b"ids", b"")) >= LONG_BYTES
 
     @property
     def chunks(self) -> tuple[TokenChunk, ...]:

@@ -5,6 +5,7 @@ In the fake worker each character is a token, whose id is its code point.
 
 import asyncio
 import json
+import threading
 from operator import itemgetter
 
 import pytest
@@ -254,6 +255,26 @@ def test_of_many_choices_only_one_prompt_is_decoded_ahead_of_the_caller(fake, mo
 
     asyncio.run(read())
     assert (consumed, most) == (8, 1)
+
+
+@pytest.mark.parametrize(("length", "is_elsewhere"), [(9000, True), (90, False)])
+def test_a_long_prompt_is_not_decoded_in_the_event_loop(
+    gateway, fake, monkeypatch, length, is_elsewhere
+):
+    threads, plain = [], output.unpack_tokens
+
+    def unpack(data):
+        found = plain(data)
+        if found.prompt:
+            threads.append(threading.current_thread().name)
+        return found
+
+    with gateway.stream("x" * length, prompt_logprobs=1) as stream:
+        whole = stream.rest()
+    monkeypatch.setattr(output, "unpack_tokens", unpack)
+    with gateway.resume(stream.request_id) as again:
+        assert [event.data for event in again.rest()] == [event.data for event in whole]
+    assert [name.startswith("asyncio_") for name in threads] == [is_elsewhere]
 
 
 def test_no_event_has_a_character_that_a_client_takes_for_the_end_of_a_line(gateway, monkeypatch):
