@@ -91,7 +91,8 @@ def response(
     `prompts` are the texts that are kept with the call; see `PromptUse`.
     """
     if heading.form:
-        return _scores(heading, completions)
+        whole: dict[str, Any] = filled(_scores(heading, completions))
+        return whole
     if is_pooled(heading.kind):
         return embeddings_response(heading.model, completions, encoding=heading.encoding)
     counts: list[int | None] = []
@@ -114,7 +115,7 @@ def written_response(
 ) -> Iterator[str]:
     """Yields the same body as JSON text, in parts that are encoded one at a time."""
     if heading.form:
-        yield compact(_scores(heading, completions))
+        yield from written(_scores(heading, completions))
         return
     if is_pooled(heading.kind):
         yield from written_embeddings(heading.model, completions, encoding=heading.encoding)

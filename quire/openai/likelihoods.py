@@ -120,7 +120,9 @@ def likelihood_entries(
 
 
 def _likelihood(numbers: Sequence[float], normalize: Normalize) -> float:
-    total = math.fsum(max(one, MIN_LOGPROB) for one in numbers)
+    if min(numbers) < MIN_LOGPROB:
+        numbers = [max(one, MIN_LOGPROB) for one in numbers]
+    total = math.fsum(numbers)
     return total / len(numbers) if normalize == "mean" else total
 
 

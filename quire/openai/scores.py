@@ -128,7 +128,10 @@ def scores_response(
     top_n: int = 0,
     likelihoods: LikelihoodForm | None = None,
 ) -> dict[str, Any]:
-    """The body of the answer; `heading` has its `id`, `created` and `model`."""
+    """The body of the answer; `heading` has its `id`, `created` and `model`.
+
+    An iterator stands in the place of a long list; see `logprobs.written`.
+    """
     tokens = sum(one.usage.prompt_tokens for one in completions)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     if form == "rerank":
@@ -138,10 +141,10 @@ def scores_response(
         fields = {"id": heading["id"], "model": heading["model"], "usage": usage}
         return fields | {"results": results}
     if likelihoods is not None:
-        data = list(likelihood_entries(likelihoods, completions))
+        entries = likelihood_entries(likelihoods, completions)
     else:
-        data = [_entry(form, index, one) for index, one in enumerate(completions)]
-    return {**heading, "object": "list", "data": data, "usage": usage}
+        entries = (_entry(form, index, one) for index, one in enumerate(completions))
+    return {**heading, "object": "list", "data": entries, "usage": usage}
 
 
 def _entry(form: ScoreForm, index: int, completion: Completion) -> dict[str, Any]:

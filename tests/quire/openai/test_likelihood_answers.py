@@ -1,10 +1,12 @@
 """What a body with choices asks for, and the answer from the log-probabilities of their tokens."""
 
+import json
 import math
 
 import pytest
 
 from quire.errors import InvalidRequest
+from quire.openai.answers import Heading, response, written_response
 from quire.openai.likelihoods import (
     MAX_LABEL_LENGTH,
     MAX_LABELS_BYTES,
@@ -13,6 +15,7 @@ from quire.openai.likelihoods import (
     likelihood_form_from,
     likelihood_form_of,
 )
+from quire.openai.logprobs import TOKENS_PER_PART
 from quire.openai.scores import field_of, must_be_scores, scores_body
 from quire.wire.output import Completion, FinishReason, State
 from quire.wire.pooling import bytes_of
@@ -136,3 +139,28 @@ def test_the_choice_of_a_request_has_the_callers_name():
     assert field_of("classify", "body.choice.1") == "body.choices.1"
     assert field_of("classify", "body.input.1") == "body.input.1"
     assert field_of("", "body.choice") == "body.choice"
+
+
+def test_an_answer_of_many_inputs_is_made_and_written_in_parts():
+    """Each part is made when its turn comes: the numbers of one call may be millions."""
+    made = []
+
+    class Ended(Completion):
+        @property
+        def embedding(self):
+            made.append(self.request_id)
+            return [-1.0, -2.0]
+
+    ends = [
+        Ended(f"{n}", State.COMPLETED, FinishReason.STOP, vector=b"12345678") for n in range(80)
+    ]
+    form = LikelihoodForm(("a", "b"))
+    heading = Heading("req-1", "scores", 1, "m", form="classify", likelihoods=form)
+    parts = written_response(heading, ends, num_prompts=40)
+    text = next(parts)
+    while not made:
+        text += next(parts)
+    assert len(made) <= 2 * TOKENS_PER_PART
+    text += "".join(parts)
+    assert len(made) == 80
+    assert json.loads(text) == response(heading, ends, num_prompts=40)
