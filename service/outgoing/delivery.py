@@ -17,7 +17,7 @@ from quire.records import PromptToken
 from quire.transitions.values import Claim, CommitItem, CommitReply, CommitStatus
 from quire.wire.codec import MAX_MESSAGE_BYTES
 from quire.wire.logprobs import TokenLogprob
-from quire.wire.protocol import Activity, Completion, ErrorInfo, TokenChunk
+from quire.wire.protocol import Activity, Completion, ErrorInfo, TokenChunk, Usage
 from service.outgoing.completions import Origin, rejection
 
 #: The most tokens of one entry, and the most characters of its text; the text of one token is never
@@ -176,11 +176,17 @@ class Delivery:
             raise InvalidRequest("body.prompt_logprobs", message)
 
     def refuse(self, error: InvalidRequest) -> None:
-        """End a claim whose first tokens cannot be published; they are dropped."""
+        """End a claim whose first tokens cannot be published; they are dropped.
+
+        The usage has its prompt, which was computed.
+        """
         assert self.published == 0, "what is published stays"
         self.token_ids, self.texts, self.logprobs = [], [], []
         self.prompt_tokens, self.tail = (), ""
         self.completion = rejection(self.origin, error=error)
+        if self.request is not None:
+            usage = Usage(self.request.num_prompt_tokens, 0, self.request.num_cached_tokens)
+            self.completion = replace(self.completion, usage=usage)
 
     @property
     def sends_prompt(self) -> bool:

@@ -67,6 +67,7 @@ def test_texts_that_fit_into_no_entry_are_refused_by_name_and_nothing_more_is_co
             "invalid_request",
             "body.prompt_logprobs",
         )
+        assert completion.usage.prompt_tokens == len(PROMPT)
         assert queue.published(handle.request_id) == 0
     assert len(gate.batches) < MAX_TOKENS // 2
     queue.assert_at_rest()
