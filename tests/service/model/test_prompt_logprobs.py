@@ -162,7 +162,7 @@ def test_a_real_worker_and_its_successor_say_what_transformers_says(queue: Queue
 
     flags = ("--model", str(EMBEDDED_MODEL), "--dtype", "float32", "--device", "cpu")
     question, choices = "12+34=", ("46", "47", "5")
-    sampling = {"max_tokens": 900, "temperature": 1.2, "ignore_eos": True, "prompt_logprobs": 5}
+    sampling = {"max_tokens": 400, "temperature": 1.2, "ignore_eos": True, "prompt_logprobs": 5}
     with Client(queue.url, queue=queue.name) as client:
         handle = client.submit(question, sampling=sampling)
         with WorkerProcess(queue.url, queue.name, *flags, module="service") as first:

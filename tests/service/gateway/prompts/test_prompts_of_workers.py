@@ -66,7 +66,7 @@ def test_a_chat_has_the_tokens_that_its_template_made(gateway: GatewayThread) ->
 def test_the_worker_refuses_too_long_a_text_in_the_name_of_the_callers_field(
     gateway: GatewayThread, monkeypatch: pytest.MonkeyPatch, fields: dict[str, object], param: str
 ) -> None:
-    monkeypatch.setattr("service.incoming.conversion.MAX_PROMPT_LOGPROBS", 21 * 10)
+    monkeypatch.setattr("quire.wire.logprobs.MAX_PROMPT_LOGPROBS", 21 * 10)
     assert gateway.complete("x" * 9, max_tokens=1, **fields).status == 200
     reply = gateway.complete("x" * 10, max_tokens=1, **fields)
     assert (reply.status, reply.error["param"]) == (400, param)
