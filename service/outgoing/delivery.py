@@ -32,7 +32,8 @@ MAX_TOKENS_WITH_LOGPROBS = 256
 #: in it: the texts of some tokens have hundreds.
 MAX_TOKENS_WITH_PROMPT = 32
 MAX_PROMPT_BYTES = MAX_MESSAGE_BYTES - (1 << 17)
-#: The most bytes of a record beside its text.
+#: The bytes of a record beside its text: id, number, and the length of a short text. Longer texts
+#: take one or two more, for which MAX_PROMPT_BYTES leaves room.
 _RECORD_BYTES = 15
 
 #: Turns the engine's log-probabilities of a token into the protocol's; see
@@ -253,6 +254,6 @@ class Delivery:
 
 
 def _num_bytes(tokens: Sequence[TokenLogprob]) -> int:
-    """At least what these records take in an entry."""
+    """What these records take in an entry, nearly."""
     texts = chain((one.text for one in tokens), (top.text for one in tokens for top in one.top))
     return sum(_RECORD_BYTES + len(text.encode()) for text in texts)

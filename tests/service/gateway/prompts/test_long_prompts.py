@@ -10,15 +10,21 @@ from service.gateway import answers, idempotency
 from service.gateway.streaming import JOINED_BYTES, EventStream
 
 
-def test_a_long_prompt_is_sent_in_parts_of_one_event(gateway, monkeypatch):
-    bodies: list[bytes] = []
+@pytest.fixture
+def bodies(monkeypatch):
+    """What streams send, in the parts in which they do."""
+    sent: list[bytes] = []
     plain = EventStream._send
 
     def send(self, body, send):
-        bodies.append(body)
+        sent.append(body)
         return plain(self, body, send)
 
     monkeypatch.setattr(EventStream, "_send", send)
+    return sent
+
+
+def test_a_long_prompt_is_sent_in_parts_of_one_event(gateway, bodies):
     with gateway.stream("x" * 5000, echo=True, logprobs=1, prompt_logprobs=1) as stream:
         first, *_ = stream.rest()
     assert len(first.choice["prompt_logprobs"]) == 5000
@@ -79,15 +85,7 @@ def test_a_long_prompt_is_not_decoded_in_the_event_loop(
     assert [name.startswith("asyncio_") for name in threads] == [is_elsewhere]
 
 
-def test_no_event_has_a_character_that_a_client_takes_for_the_end_of_a_line(gateway, monkeypatch):
-    bodies: list[bytes] = []
-    plain = EventStream._send
-
-    def send(self, body, send):
-        bodies.append(body)
-        return plain(self, body, send)
-
-    monkeypatch.setattr(EventStream, "_send", send)
+def test_no_event_has_a_character_that_a_client_takes_for_the_end_of_a_line(gateway, bodies):
     with gateway.stream("a\u2028b\x85", echo=True, logprobs=1, prompt_logprobs=1) as stream:
         first, *_ = stream.rest()
     assert first.choice["logprobs"]["tokens"][:4] == list("a\u2028b\x85")
