@@ -86,8 +86,17 @@ class StepGate:
         self._is_open.set()
 
     def step_until(self, condition: Callable[[], Any]) -> None:
-        """Allow one step after another, slowly, until the condition is true."""
-        eventually(lambda: condition() or self.allow(1))
+        """Allow one step after another, slowly, until the condition is true.
+
+        No second one is allowed before the engine has taken the first: else an engine that starts
+        late makes all steps of the wait at once, and the request has ended when somebody looks.
+        """
+
+        def allow_one() -> None:
+            self._allowed.acquire(blocking=False)
+            self._allowed.release()
+
+        eventually(lambda: condition() or allow_one())
 
     def wait_for_arrival(self) -> None:
         """Return once the engine stands in a step."""
