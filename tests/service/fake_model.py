@@ -98,6 +98,15 @@ class StepGate:
 
         eventually(lambda: condition() or allow_one())
 
+    def step_to_end_of(self, worker: Any) -> None:
+        """Let a `WorkerThread` end that was asked to, with one more step at most.
+
+        None is allowed before the stop has come to the engine: a request would go on meanwhile, on
+        a busy machine to its end.
+        """
+        eventually(worker.worker._parts.loop._stopping.is_set, "the stop has come to the engine")
+        self.step_until(lambda: worker.has_ended)
+
     def wait_for_arrival(self) -> None:
         """Return once the engine stands in a step."""
         assert self._has_arrived.wait(PATIENCE_SECONDS)

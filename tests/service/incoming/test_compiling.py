@@ -263,14 +263,15 @@ def test_a_caller_need_not_wait_for_the_end_of_a_compilation(queue: Queue, how: 
         under_way = queue.submit(regex="under way", max_tokens=3)
         eventually(lambda: grammars.begun)
         now_ms = queue.broker.now_ms()
-        deadline = {"deadline_ms": now_ms + 500} if how == "deadline" else {}
+        # Long enough to be claimed before, on a busy machine too.
+        deadline = {"deadline_ms": now_ms + 3000} if how == "deadline" else {}
         request_id = queue.submit(regex="in line", max_tokens=3, **deadline)
         queue.wait_for_state(request_id, "running")
         if how == "cancel":
             queue.broker.cancel(request_id)
         else:
             # The thread is at the gate: it looks again when the compilation is done.
-            eventually(lambda: queue.broker.now_ms() > now_ms + 500)
+            eventually(lambda: queue.broker.now_ms() > now_ms + 3000)
             grammars.gate.set()
         assert (
             str(queue.result(request_id).completion.finish_reason)

@@ -222,12 +222,15 @@ def test_an_ingress_entry_that_names_no_request_is_dropped(queue: Queue):
 
 def interrupted(queue: Queue, *, tokens: int, **request: Any) -> str:
     """A request some tokens of which are published by a worker that then released it."""
-    gate = StepGate(steps=tokens)
+    gate = StepGate(steps=0)
     request_id = queue.submit((5, 6, 7), **request)
     with WorkerThread(queue.settings(drain_seconds=0.0), before_run=gate) as worker:
-        queue.wait_for_tokens(request_id, tokens)
+        # One at a time, so that each is an entry of the log.
+        for number in range(1, tokens + 1):
+            gate.allow(1)
+            queue.wait_for_tokens(request_id, number)
         worker.worker.stop()
-        gate.step_until(lambda: worker.has_ended)
+        gate.step_to_end_of(worker)
     assert queue.broker.status(request_id).state == "queued"
     return request_id
 
@@ -354,7 +357,8 @@ def test_a_claim_lost_while_its_prompt_is_tokenized_never_runs(queue: Queue):
         lost = {"model": "fake", "outcome": "lost"}
         eventually(lambda: worker.metric("quire_requests_finished_total", **lost) == 1)
 
-    settings = queue.settings(max_num_seqs=4)
+    # Its heartbeat finds the loss, and is not late with the second life.
+    settings = queue.settings(max_num_seqs=4, lease_seconds=4.5)
     worker = WorkerThread(settings, before_run=gate, tokenizer=HoldUp(lose))
     with worker:
         output = queue.result(request_id)
@@ -373,7 +377,7 @@ def test_a_prompt_that_takes_long_to_tokenize_costs_its_neighbours_no_claim(queu
         last_of = partial(queue.connection.zscore, queue.keys.lease)
         eventually(lambda: all(last_of(name) > last for name, last in leases.items()))
 
-    with WorkerThread(queue.settings(), tokenizer=HoldUp(see_all_renewed)):
+    with WorkerThread(queue.settings(lease_seconds=4.5), tokenizer=HoldUp(see_all_renewed)):
         assert [queue.result(request_id).completion.attempts for request_id in ids] == [1] * 3
 
 

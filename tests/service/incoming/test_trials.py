@@ -152,7 +152,7 @@ def test_what_its_last_worker_may_have_died_of_begins_alone(queue: Queue):
     def note(batch: Batch) -> None:
         batches.append({row.prompt_token_ids[0] for row in batch.rows})
 
-    with WorkerThread(queue.settings(), before_run=note):
+    with WorkerThread(queue.settings(lease_seconds=60.0), before_run=note):
         outputs = [queue.result(request_id) for request_id in (*ids, fresh)]
     for n, answer in enumerate(outputs, start=1):
         assert answer.token_ids == expected_tokens((n, 9), max_tokens=6)
@@ -165,7 +165,7 @@ def test_what_its_last_worker_may_have_died_of_begins_alone(queue: Queue):
 def test_beside_one_that_may_kill_it_a_worker_begins_only_what_is_more_urgent(queue: Queue):
     (suspect,) = left_by_a_dead_worker(queue, 1)
     gate = StepGate(steps=0)
-    with WorkerThread(queue.settings(), before_run=gate):
+    with WorkerThread(queue.settings(lease_seconds=60.0), before_run=gate):
         gate.wait_for_arrival()
         equal = queue.submit((2, 9), max_tokens=3)
         urgent = queue.submit((3, 9), max_tokens=3, priority="high")
@@ -180,7 +180,7 @@ def test_beside_one_that_may_kill_it_a_worker_begins_only_what_is_more_urgent(qu
 def test_an_urgent_one_that_may_kill_its_worker_does_not_wait_for_bulk_that_may(queue: Queue):
     (bulk,) = left_by_a_dead_worker(queue, 1, priority="low")
     gate = StepGate(steps=0)
-    with WorkerThread(queue.settings(), before_run=gate):
+    with WorkerThread(queue.settings(lease_seconds=60.0), before_run=gate):
         gate.wait_for_arrival()
         urgent = queue.submit((2, 9), max_tokens=3, priority="critical")
         queue.wait_for_state(urgent, "running")
@@ -240,9 +240,11 @@ def test_a_burst_takes_over_what_a_worker_has_left_that_died_a_moment_ago(
 def test_a_burst_does_not_wait_for_the_end_of_what_a_living_worker_holds(queue: Queue):
     gate = StepGate(steps=2)
     request_id = queue.submit((4, 9), max_tokens=20)
-    with WorkerThread(queue.settings(), before_run=gate):
+    # The burst waits for a heartbeat of the other, and takes over what has none for a lease.
+    lease = {"lease_seconds": 4.5}
+    with WorkerThread(queue.settings(**lease), before_run=gate):
         queue.wait_for_tokens(request_id, 2)
-        with WorkerThread(queue.settings(burst=True)) as worker:
+        with WorkerThread(queue.settings(burst=True, **lease)) as worker:
             assert worker.wait() == 0
         assert queue.broker.status(request_id).state == "running"
         gate.open()
