@@ -48,7 +48,7 @@ def test_of_more_requests_than_slots_only_those_in_slots_are_told_to_compute(que
 def test_a_long_prompt_is_told_to_be_prefilling_until_its_first_token(queue: Queue):
     gate = StepGate(steps=1)
     settings = queue.settings(max_num_batched_tokens=64)
-    request_id = queue.submit(tuple(range(1, 201)), max_tokens=6)
+    request_id = queue.submit(tuple(range(1, 201)), max_tokens=600)
     with WorkerThread(settings, before_run=gate):
         eventually(lambda: activity_of(queue, request_id) is PREFILLING)
         assert queue.broker.status(request_id).published == 0
@@ -61,7 +61,8 @@ def test_a_long_prompt_is_told_to_be_prefilling_until_its_first_token(queue: Que
 
 def test_a_preempted_request_is_told_to_be_preempted_until_it_runs_again(queue: Queue):
     gate = StepGate(steps=0)
-    low = queue.submit((7, 7), max_tokens=12, priority="low")
+    # Long enough to be seen in the middle, however late the word comes.
+    low = queue.submit((7, 7), max_tokens=900, priority="low")
     settings = queue.settings(max_num_seqs=1)
     with WorkerThread(settings, before_run=gate):
         gate.step_until(lambda: activity_of(queue, low) is DECODING)
@@ -71,7 +72,7 @@ def test_a_preempted_request_is_told_to_be_preempted_until_it_runs_again(queue: 
         queue.broker.cancel(urgent)
         gate.step_until(lambda: activity_of(queue, low) in (PREFILLING, DECODING))
         gate.open()
-        assert queue.result(low).token_ids == expected_tokens((7, 7), max_tokens=12)
+        assert queue.result(low).token_ids == expected_tokens((7, 7), max_tokens=900)
 
 
 def test_what_is_told_costs_an_entry_only_when_it_changes(queue: Queue, monkeypatch):

@@ -1,5 +1,6 @@
 """What a claim brings besides the request: whose it is, who had it before, what came too late."""
 
+import threading
 from dataclasses import replace
 
 import pytest
@@ -73,7 +74,7 @@ def test_a_claim_that_was_granted_unheard_costs_its_request_no_attempt(
 
     monkeypatch.setattr(Working, "claim", claim_unheard)
     request_id = queue.submit((5, 6, 7), max_tokens=5)
-    with WorkerThread(queue.settings()):
+    with WorkerThread(queue.settings(lease_seconds=60.0)):
         output = queue.result(request_id)
     assert (unheard, output.completion.attempts) == ([], 1)
     assert output.token_ids == expected_tokens((5, 6, 7), max_tokens=5)
@@ -84,18 +85,19 @@ def test_a_claim_that_is_never_answered_keeps_others_out_for_a_lease_and_no_long
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ):
     """As that of a request whose answer is more than some proxy lets through."""
-    claim = Working.claim
+    claim, claimed = Working.claim, threading.Event()
 
     def claim_in_vain(self, entries, **options):
         answers = claim(self, entries, **options)
         if bad in [entry.request_id for entry in entries]:
+            claimed.set()
             raise translated(redis.exceptions.TimeoutError())
         return answers
 
     monkeypatch.setattr(Working, "claim", claim_in_vain)
     bad = queue.submit((5, 6, 8), max_tokens=5)
     with WorkerThread(queue.settings(max_attempts=1)):
-        queue.wait_for_state(bad, "running")
+        eventually(claimed.is_set, "the bad one is claimed")
         good = queue.submit((5, 6, 9), max_tokens=5)
         assert queue.result(good).token_ids == expected_tokens((5, 6, 9), max_tokens=5)
         queue.wait_for_state(bad, "failed")
@@ -124,7 +126,7 @@ def test_a_claim_that_cannot_be_given_back_at_once_costs_its_request_no_attempt(
     before = queue.submit((5, 6, 8), max_tokens=5)
     queue.take_away(suspect)
     # Both are read at once, and the suspect begins alone, with the claim after.
-    with WorkerThread(queue.settings()):
+    with WorkerThread(queue.settings(lease_seconds=60.0)):
         assert queue.result(before).completion.attempts == 1
         assert queue.result(suspect).completion.attempts == 2
     assert unheard == []
@@ -149,7 +151,7 @@ def test_what_a_read_brings_after_the_stop_is_given_back(queue: Queue):
 def test_what_has_generated_the_first_token_counts_and_not_who_claimed_first(
     queue: Queue, last: str, is_changed: bool
 ):
-    request_id = queue.submit((5, 6, 7), max_tokens=100)
+    request_id = queue.submit((5, 6, 7), max_tokens=300)
     entries = queue.broker.peek(count=1, block_seconds=0.0)
     (claimed,) = queue.broker.claim(entries, fingerprint="fake-1")
     assert isinstance(claimed, Claimed)
@@ -158,7 +160,7 @@ def test_what_has_generated_the_first_token_counts_and_not_who_claimed_first(
     with WorkerThread(settings, fingerprint="fake-2", before_run=gate) as worker:
         gate.step_until(lambda: queue.published(request_id) >= 4)
         worker.worker.stop()
-        gate.step_until(lambda: worker.has_ended)
+        gate.step_to_end_of(worker)
     assert queue.broker.status(request_id).state == "queued"
     with WorkerThread(queue.settings(), fingerprint=last):
         output = queue.result(request_id)

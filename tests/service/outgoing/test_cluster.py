@@ -10,6 +10,7 @@ from tests.service.builders import (
     Queue,
     StepGate,
     WorkerThread,
+    eventually,
     expected_tokens,
 )
 
@@ -58,6 +59,8 @@ def test_a_node_that_hangs_stops_only_its_own_shards(cluster: Cluster):
         with WorkerThread(settings, before_run=gate) as worker:
             running = {"model": "fake", "state": "running"}
             number = len(prompts)
+            # All are claimed before a step more: else the first end before the last are admitted.
+            eventually(lambda: all(client.status(one).state == "running" for one in prompts))
             gate.step_until(lambda: worker.metric("quire_engine_requests", **running) == number)
             frozen = placed[0].process
             assert frozen is not None

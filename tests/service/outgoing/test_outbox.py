@@ -319,7 +319,7 @@ def test_whatever_redis_answers_a_log_gets_every_token_once_and_in_order(
     assert outbox.is_empty
 
 
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_whatever_redis_answers_every_token_of_a_log_has_its_log_probability(data: st.DataObject):
     """However many wait, wherever the log is cut, and in as many parts as it takes."""

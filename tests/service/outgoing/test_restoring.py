@@ -32,8 +32,9 @@ def test_requests_whose_entries_are_gone_are_served_all_the_same(queue: Queue, l
         for request_id, prompt in zip(ids, prompts, strict=True):
             output = queue.result(request_id)
             assert output.token_ids == expected_tokens(prompt, max_tokens=4)
-        restored = worker.metric("quire_requests_restored_total", queue=queue.name, lost="entry")
-        assert restored == len(ids)
+    # It counts after Redis has put them back, and they may end before.
+    restored = worker.metric("quire_requests_restored_total", queue=queue.name, lost="entry")
+    assert restored == len(ids)
 
 
 @pytest.fixture
