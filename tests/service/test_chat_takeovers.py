@@ -39,7 +39,7 @@ def begun(queue: Queue, messages: list[dict[str, Any]], **body: Any) -> str:
     ) as one:
         gate.step_until(lambda: queue.published(request_id) >= 4)
         one.worker.stop()
-        gate.step_until(lambda: one.has_ended)
+        gate.step_to_end_of(one)
     return request_id
 
 
@@ -68,7 +68,7 @@ def test_it_is_another_prompt_than_with_a_control_token_and_costs_what_its_text_
     assert EOS_ID not in PROMPT
     with Client(queue.url, queue=queue.name) as client, WorkerThread(queue.settings()):
         handle = client.submit(messages=HOSTILE, sampling={"max_tokens": 100, "seed": 0})
-        completion = handle.result(timeout=30)
+        completion = handle.result(timeout=60)
     assert completion.usage.prompt_tokens == len(PROMPT)
     assert completion.token_ids == WHOLE
 

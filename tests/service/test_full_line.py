@@ -71,7 +71,11 @@ def test_the_smallest_of_many_requests_is_the_next_to_run(queue: Queue):
     gate = StepGate(steps=0)
     many = [queue.submit((n, 9), max_tokens=20 + n) for n in range(1, 61)]
     settings = queue.settings(
-        policy="sjf", aging_seconds=86_400.0, max_num_seqs=1, drain_seconds=0.0
+        policy="sjf",
+        aging_seconds=86_400.0,
+        max_num_seqs=1,
+        drain_seconds=0.0,
+        lease_seconds=60.0,
     )
     with WorkerThread(settings, before_run=gate) as worker:
         running = {"model": "fake", "state": "running"}
@@ -79,6 +83,8 @@ def test_the_smallest_of_many_requests_is_the_next_to_run(queue: Queue):
         eventually(lambda: sum(queue.broker.queue_depth().values()) == 60 - 1 - 16)
         smallest = queue.submit((9, 9), max_tokens=3)
         queue.wait_for_state(smallest, "running")
+        # Intake ends with one before it claims another: so the engine has the first of the two.
+        queue.wait_for_state(queue.submit((9, 8), max_tokens=2), "running")
         gate.open()
         assert [queue.result(one).completion.attempts for one in many] == [1] * 60
         field = "finished_ms"

@@ -162,7 +162,7 @@ def test_each_engine_continues_what_the_other_has_begun(queue: Queue, first, sec
     with WorkerThread(queue.settings(drain_seconds=0.0), load=partial(first, gate=gate)) as worker:
         queue.wait_for_tokens(request_id, 5)
         worker.worker.stop()
-        gate.step_until(lambda: worker.has_ended)
+        gate.step_to_end_of(worker)
     assert 5 <= queue.published(request_id) < 900
     with WorkerThread(queue.settings(), load=partial(second, gate=StepGate())):
         output = queue.result(request_id)

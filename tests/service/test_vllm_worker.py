@@ -1,7 +1,7 @@
 """A worker around a fake of vLLM: what it does when a step fails, and what its metrics say."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from engine.errors import DeviceFailed
 from engine.vllm.engine import VllmEngine
@@ -18,14 +18,13 @@ SAID = [id_ for id_ in range(VOCAB_SIZE) if id_ not in NEVER]
 
 
 class Failing:
-    """A step of vLLM that raises its error from the sixth one on."""
+    """A step of vLLM that raises its error once each of the requests has published a token."""
 
-    def __init__(self) -> None:
-        self.steps = 0
+    def __init__(self, queue: Queue, ids: Sequence[str]) -> None:
+        self._queue, self._ids = queue, ids
 
     def __call__(self) -> None:
-        self.steps += 1
-        if self.steps > 5:
+        if all(self._queue.published(request_id) >= 1 for request_id in self._ids):
             raise DeviceFailed("vLLM failed in a step: RuntimeError('out of memory')")
 
 
@@ -39,8 +38,8 @@ def loaded(settings: Settings, *, before_step: Callable[[], None] = lambda: None
 
 
 def test_an_error_in_a_step_of_vllm_ends_its_worker_and_no_request(queue: Queue):
-    ids = [queue.submit((n,), max_tokens=12) for n in (4, 5)]
-    load = functools.partial(loaded, before_step=Failing())
+    ids = [queue.submit((n,), max_tokens=300) for n in (4, 5)]
+    load = functools.partial(loaded, before_step=Failing(queue, ids))
     with WorkerThread(queue.settings(lease_seconds=600.0), load=load) as worker:
         assert worker.wait() == 1
     for request_id in ids:
@@ -50,7 +49,7 @@ def test_an_error_in_a_step_of_vllm_ends_its_worker_and_no_request(queue: Queue)
     with WorkerThread(queue.settings()):
         outputs = [queue.result(id_) for id_ in ids]
     for n, output in zip((4, 5), outputs, strict=True):
-        assert output.token_ids == expected_tokens((n,), max_tokens=12)
+        assert output.token_ids == expected_tokens((n,), max_tokens=300)
         assert output.completion.resumes == 1
 
 
@@ -61,19 +60,20 @@ def test_its_metrics_say_what_the_page_says_of_vllm(queue: Queue):
     with WorkerThread(queue.settings(), load=loaded) as worker:
         for request_id in ids:
             queue.result(request_id)
-        families = {
-            family.name: sum(
-                sample.value for sample in family.samples if not sample.name.endswith("_created")
-            )
-            for family in worker.worker.metrics.registry.collect()
-        }
-        for name in WITHOUT_COUNTERPART:
-            assert families[name.removesuffix("_total")] == 0, name
-        assert not ABSENT.keys() & families.keys()
-        assert worker.metric("quire_kv_cache_blocks", model="fake", state="cached") == 0
-        computed = [
-            worker.metric("quire_engine_computed_tokens_total", model="fake", kind=kind)
-            for kind in ("prefill", "decode", "draft")
-        ]
-        assert computed == [0, 24, 0]
-        assert worker.metric("quire_generation_tokens_total", model="fake") == 24
+    # Each step is counted after its outputs are on their way.
+    families = {
+        family.name: sum(
+            sample.value for sample in family.samples if not sample.name.endswith("_created")
+        )
+        for family in worker.worker.metrics.registry.collect()
+    }
+    for name in WITHOUT_COUNTERPART:
+        assert families[name.removesuffix("_total")] == 0, name
+    assert not ABSENT.keys() & families.keys()
+    assert worker.metric("quire_kv_cache_blocks", model="fake", state="cached") == 0
+    computed = [
+        worker.metric("quire_engine_computed_tokens_total", model="fake", kind=kind)
+        for kind in ("prefill", "decode", "draft")
+    ]
+    assert computed == [0, 24, 0]
+    assert worker.metric("quire_generation_tokens_total", model="fake") == 24

@@ -25,7 +25,7 @@ from tests.service.fake_worker import POISON, SLOW_POISON
 pytestmark = pytest.mark.processes
 
 #: Long enough to be interrupted in the middle, at some hundred steps a second.
-MAX_TOKENS = 400
+MAX_TOKENS = 700
 
 
 @contextlib.contextmanager
@@ -43,8 +43,8 @@ def test_the_log_lines_of_a_request_carry_the_trace_of_its_caller(queue: Queue):
         headers = {"traceparent": f"00-{trace}-{span}-01"}
         traced = client.submit([1, 2], sampling=sampling, headers=headers)
         plain = client.submit([1, 2], sampling=sampling)
-        traced.result(timeout=20)
-        plain.result(timeout=20)
+        traced.result(timeout=60)
+        plain.result(timeout=60)
         process.signal(signal.SIGTERM)
         assert process.wait() == 0
     lines = {

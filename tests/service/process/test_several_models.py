@@ -95,7 +95,7 @@ def test_the_model_that_has_waited_longest_is_next(demands, case, chosen):
 def test_requests_are_released_in_mid_sentence_and_go_on_at_the_next_token(queues, table):
     """The gate holds each model in its sentence until the others wait."""
     gate = StepGate(steps=0)
-    ids = {name: one.submit((1, 2), max_tokens=200) for name, one in queues.items()}
+    ids = {name: one.submit((1, 2), max_tokens=400) for name, one in queues.items()}
     settings = settings_for(queues, table)
     with WorkerThread(settings, load=lambda known: load_fake(known, before_run=gate)) as worker:
         gate.step_until(lambda: switches(worker, "loaded") >= 6)
@@ -109,7 +109,7 @@ def test_requests_are_released_in_mid_sentence_and_go_on_at_the_next_token(queue
             worker.metric("quire_requests_finished_total", model=name, outcome="released")
             for name in NAMES
         )
-    whole = expected_tokens([1, 2], max_tokens=200)
+    whole = expected_tokens([1, 2], max_tokens=400)
     assert {name: out.token_ids for name, out in outputs.items()} == dict.fromkeys(NAMES, whole)
     assert {out.completion.model for out in outputs.values()} == set(NAMES)
     assert released >= 3 and resumed >= 3, "the control: without releases nothing is continued"
@@ -134,7 +134,7 @@ def test_an_idle_worker_switches_at_once_and_announces_each_model(queues, table)
 def test_a_model_with_work_is_not_left_before_its_time(queues, table):
     gate = StepGate(steps=0)
     settings = settings_for(queues, table, switch_stay_seconds=600.0)
-    first = queues["small"].submit(max_tokens=50)
+    first = queues["small"].submit(max_tokens=500)
     with WorkerThread(settings, load=lambda known: load_fake(known, before_run=gate)) as worker:
         gate.step_until(lambda: queues["small"].published(first) >= 4)
         second = queues["large"].submit(max_tokens=5)
@@ -143,7 +143,7 @@ def test_a_model_with_work_is_not_left_before_its_time(queues, table):
         gate.open()
         assert len(queues["large"].result(second).token_ids) == 5
         assert switches(worker, "loaded") == 1
-    assert len(queues["small"].result(first).token_ids) == 50
+    assert len(queues["small"].result(first).token_ids) == 500
 
 
 def test_a_drain_in_the_middle_releases_all(queues, table):

@@ -128,7 +128,7 @@ def test_sigterm_is_heard_as_soon_as_the_interpreter_runs_our_first_line(queue: 
         while not catches(process.pid, signal.SIGTERM):
             assert process.poll() is None
         process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_SECONDS) == 0
+        assert process.wait(2 * PATIENCE_SECONDS) == 0
     finally:
         process.kill()
         process.wait()

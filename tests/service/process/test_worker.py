@@ -20,6 +20,9 @@ from tests.service.builders import (
     text_of,
 )
 
+#: Enough for the first tokens on a busy machine.
+TIMEOUT_SECONDS = 3
+
 
 def test_a_request_is_answered_with_its_tokens_text_and_one_completion(queue: Queue):
     request_id = queue.submit((10, 20, 30), max_tokens=12, metadata={"row": 7})
@@ -69,9 +72,9 @@ def test_text_prompts_and_chats_are_tokenized_by_the_model(queue: Queue):
         Client(queue.url, queue=queue.name) as client,
     ):
         sampling = {"max_tokens": 1}
-        client.submit("ab", sampling=sampling).result(timeout=20)
+        client.submit("ab", sampling=sampling).result(timeout=60)
         chat = [{"role": "user", "content": parts}]
-        client.submit(messages=chat, sampling=sampling).result(timeout=20)
+        client.submit(messages=chat, sampling=sampling).result(timeout=60)
     prompts = [row.prompt_token_ids for batch in gate.batches for row in batch.rows]
     assert [text_of(prompt) for prompt in prompts] == ["ab", "user:hi\n"]
     # A plain prompt gets the special tokens of the tokenizer; a template writes its own.
@@ -125,7 +128,7 @@ def test_cancelling_a_running_request_ends_it_with_what_it_has(queue: Queue):
 
 def test_text_held_back_for_a_stop_string_comes_with_the_end_of_a_cancelled_request(queue: Queue):
     gate = StepGate(steps=6)
-    request_id = queue.submit((10, 10), max_tokens=100, stop=["never in the text" * 3])
+    request_id = queue.submit((10, 10), max_tokens=900, stop=["never in the text" * 3])
     with WorkerThread(queue.settings(), before_run=gate):
         client = Client(queue.connection, queue=queue.name)
         queue.wait_for_tokens(request_id, 5)
@@ -157,9 +160,10 @@ def test_cancelling_a_claimed_request_that_still_waits_ends_it_without_a_token(q
 
 def test_a_deadline_that_passes_while_running_expires_the_request(queue: Queue):
     gate = StepGate(steps=2)
-    deadline_ms = queue.broker.now_ms() + 400
-    request_id = queue.submit(max_tokens=500, deadline_ms=deadline_ms)
-    with WorkerThread(queue.settings(), before_run=gate):
+    with WorkerThread(queue.settings(), before_run=gate) as worker:
+        eventually(lambda: worker.get("/readyz")[0] == 200)
+        deadline_ms = queue.broker.now_ms() + 1000 * TIMEOUT_SECONDS
+        request_id = queue.submit(max_tokens=500, deadline_ms=deadline_ms)
         queue.wait_for_tokens(request_id, 2)
         eventually(lambda: queue.broker.now_ms() > deadline_ms)
         gate.open()
@@ -207,7 +211,9 @@ def test_a_fresh_urgent_request_is_not_outranked_by_the_age_of_a_backlog(queue: 
     with WorkerThread(queue.settings(max_num_seqs=1), before_run=gate):
         gate.wait_for_arrival()
         urgent = queue.submit((9, 9), max_tokens=3, priority="critical")
-        # One step at a time until the engine has it: each is one token of the first of the bulk.
+        queue.wait_for_state(urgent, "running")
+        # Intake ends with one before it claims another: so the engine has the first of the two.
+        queue.wait_for_state(queue.submit((9, 8), max_tokens=3, priority="critical"), "running")
         gate.step_until(lambda: queue.published(urgent) > 0)
         assert sum(queue.published(request_id) >= 30 for request_id in bulk) <= 1
         gate.open()
@@ -248,6 +254,9 @@ def test_a_drain_finishes_what_is_running_and_leaves_the_rest_in_the_queue(queue
         queue.wait_for_tokens(first, 2)
         worker.worker.stop()
         eventually(lambda: worker.get("/readyz")[0] == 503)
+        # It is unready a moment before its intake is told.
+        (intake,) = worker.worker._intakes.values()
+        eventually(intake._stopping.is_set)
         late = queue.submit((2,), max_tokens=6)
         gate.open()
         assert worker.wait() == 0
@@ -261,7 +270,7 @@ def test_requests_released_by_a_drain_are_continued_to_the_very_same_tokens(queu
     with WorkerThread(queue.settings(drain_seconds=0.0), before_run=gate) as worker:
         gate.step_until(lambda: all(queue.published(request_id) >= 5 for request_id in ids))
         worker.worker.stop()
-        gate.step_until(lambda: worker.has_ended)
+        gate.step_to_end_of(worker)
         assert worker.wait() == 0
         released = {"model": "fake", "outcome": "released"}
         assert worker.metric("quire_requests_finished_total", **released) == 3
@@ -289,7 +298,7 @@ def test_asked_twice_to_stop_a_worker_releases_at_once(queue: Queue):
         queue.wait_for_tokens(request_id, 2)
         worker.worker.stop()
         worker.worker.stop()
-        gate.step_until(lambda: worker.has_ended)
+        gate.step_to_end_of(worker)
         assert worker.wait() == 0
     assert queue.broker.status(request_id).state == "queued"
 
@@ -300,7 +309,7 @@ def test_an_operator_drains_a_worker_by_its_name(queue: Queue):
     settings = queue.settings()
     with WorkerThread(settings, before_run=gate) as worker:
         queue.wait_for_tokens(request_id, 1)
-        with WorkerThread(queue.settings()) as other:
+        with WorkerThread(queue.settings(lease_seconds=60.0)) as other:
             queue.broker.drain(settings.worker)
             eventually(lambda: state_of(queue, settings.worker) == "draining")
             assert queue.broker.drain_wishes() == frozenset()
@@ -376,10 +385,13 @@ def test_no_worker_lives_on_with_a_dead_thread(queue: Queue, part: str):
 
 def test_a_request_timeout_ends_what_takes_too_long_and_keeps_its_tokens(queue: Queue):
     gate = StepGate(steps=4)
-    settings = queue.settings(request_timeout_seconds=0.4)
-    request_id = queue.submit((1, 2, 3), max_tokens=500)
-    with WorkerThread(settings, before_run=gate):
+    settings = queue.settings(request_timeout_seconds=TIMEOUT_SECONDS)
+    with WorkerThread(settings, before_run=gate) as worker:
+        eventually(lambda: worker.get("/readyz")[0] == 200)
+        request_id = queue.submit((1, 2, 3), max_tokens=500)
         queue.wait_for_tokens(request_id, 3)
+        late_ms = queue.broker.now_ms() + 1000 * TIMEOUT_SECONDS
+        eventually(lambda: queue.broker.now_ms() > late_ms)
         gate.step_until(lambda: queue.broker.status(request_id).state.is_terminal)
         output = queue.result(request_id)
     assert output.completion.state == "expired"
