@@ -114,10 +114,10 @@ def test_a_process_that_others_kill_says_nothing_about_the_constraint(make_probe
 
 
 def test_one_that_does_not_compute_is_killed_in_the_end(make_probe, monkeypatch):
-    monkeypatch.setattr("service.constraints.probe.WALL_FACTOR", 1.0)
-    monkeypatch.setattr("service.constraints.probe.TRIES", 1)
     probe = make_probe()
     probe.judge(LIGHT)
+    monkeypatch.setattr("service.constraints.probe.WALL_FACTOR", 1.0)
+    monkeypatch.setattr("service.constraints.probe.TRIES", 1)
     stopped = probe.process_id
     os.kill(stopped, signal.SIGSTOP)
     with pytest.raises(ProbeFailed):

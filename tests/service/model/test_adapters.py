@@ -145,7 +145,7 @@ def gone_on(queue: Queue, request_id: str, *, revision: str, **model: Any) -> No
     with WorkerThread(settings, adapters=adapters, before_run=gate, **model) as one:
         gate.step_until(lambda: queue.published(request_id) >= before + 4)
         one.worker.stop()
-        gate.step_until(lambda: one.has_ended)
+        gate.step_to_end_of(one)
 
 
 def ended(queue: Queue, request_id: str, *, revision: str = "1", **model: Any) -> Output:
@@ -240,8 +240,8 @@ def test_a_request_without_an_adapter_is_recorded_as_ever(queue: Queue):
 @pytest.mark.processes
 def test_killed_in_the_middle_it_goes_on_with_the_adapter(queue: Queue, tmp_path: Path):
     flags = ("--adapters", str(folder_of(tmp_path, "polite", "sql")))
-    module, wanted = "tests.service.fake_worker", {"max_tokens": 600, "seed": 3}
-    expected = expected_tokens((1, 2), max_tokens=600, seed=3, adapter="polite")
+    module, wanted = "tests.service.fake_worker", {"max_tokens": 900, "seed": 3}
+    expected = expected_tokens((1, 2), max_tokens=900, seed=3, adapter="polite")
     with Client(queue.url, queue=queue.name) as client:
         handle = client.submit([1, 2], sampling=wanted, adapter="polite")
         with WorkerProcess(queue.url, queue.name, *flags, module=module) as first:
@@ -251,11 +251,11 @@ def test_killed_in_the_middle_it_goes_on_with_the_adapter(queue: Queue, tmp_path
             first.wait()
         assert 20 <= queue.published(handle.request_id) < len(expected)
         with WorkerProcess(queue.url, queue.name, *flags, module=module):
-            completion = handle.result(timeout=30)
+            completion = handle.result(timeout=60)
     assert (completion.resumes, completion.model) == (1, "abacus:polite")
     assert completion.token_ids == expected
     # The control: the model alone says something else.
-    assert expected != expected_tokens((1, 2), max_tokens=600, seed=3)
+    assert expected != expected_tokens((1, 2), max_tokens=900, seed=3)
 
 
 # -- at the start ---------------------------------------------------------------------------------

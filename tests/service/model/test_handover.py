@@ -138,7 +138,7 @@ def test_what_a_worker_gives_back_waits_as_long_as_its_queue_allows(queue: Queue
     with WorkerThread(settings, before_run=gate) as worker:
         queue.wait_for_tokens(request_id, 1)
         worker.worker.stop()
-        gate.step_until(lambda: worker.has_ended)
+        gate.step_to_end_of(worker)
     latest = queue.connection.zscore(queue.keys.wait, request_id)
     assert latest is not None
     assert 0 < latest - queue.broker.now_ms() <= 55_000

@@ -12,18 +12,18 @@ from tests.service.builders import Queue, WorkerProcess, WorkerThread, text_of
 from tests.service.fake_model import expected_logprobs
 
 #: Long enough to be interrupted in the middle.
-MAX_TOKENS = 200
+MAX_TOKENS = 900
 
 
 def test_who_asks_is_told_of_every_token_and_nobody_else(queue: Queue):
     with WorkerThread(queue.settings()), Client(queue.url, queue=queue.name) as client:
         asking = client.submit([1, 2], sampling={"max_tokens": 9, "logprobs": 2})
         other = client.submit([1, 2], sampling={"max_tokens": 9})
-        found = asking.result(timeout=20)
+        found = asking.result(timeout=60)
         assert found.logprobs == expected_logprobs(found.token_ids, number=2)
         assert len(found.logprobs) == 9
         assert [one.text for one in found.logprobs] == [text_of([id_]) for id_ in found.token_ids]
-        assert other.result(timeout=20).logprobs == ()
+        assert other.result(timeout=60).logprobs == ()
 
 
 @pytest.mark.processes
@@ -42,7 +42,7 @@ def test_a_takeover_loses_none_and_repeats_none(queue: Queue):
         assert 20 <= published < MAX_TOKENS
         with WorkerProcess(queue.url, queue.name, module=module):
             seen += [one for chunk in stream for one in chunk.logprobs]
-            completion = handle.result(timeout=20)
+            completion = handle.result(timeout=60)
             later = [one for chunk in handle.stream(after=published - 1) for one in chunk.logprobs]
     wanted = expected_logprobs(completion.token_ids, number=3)
     assert (len(wanted), completion.resumes) == (MAX_TOKENS, 1)

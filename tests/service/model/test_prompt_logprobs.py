@@ -14,7 +14,7 @@ from tests.service.builders import Queue, WorkerProcess, WorkerThread
 from tests.service.fake_model import MAX_MODEL_LEN, VOCAB_SIZE, StepGate, expected_prompt_tokens
 
 #: Long enough to be interrupted in the middle.
-MAX_TOKENS = 200
+MAX_TOKENS = 900
 PROMPT = [72, 101, 108, 108, 111]
 
 
@@ -27,17 +27,17 @@ def test_who_asks_is_told_of_the_prompt_with_the_first_token_and_nobody_else(que
         chunks = list(asking.stream())
         assert chunks[0].prompt_tokens == wanted
         assert not any(one.prompt_tokens for one in chunks[1:])
-        found = asking.result(timeout=20)
+        found = asking.result(timeout=60)
         assert found.prompt_tokens == wanted and len(found.token_ids) == 3
         later = list(asking.stream(after=1))
         assert later and not any(one.prompt_tokens for one in later)
-        assert other.result(timeout=20).prompt_tokens == ()
+        assert other.result(timeout=60).prompt_tokens == ()
 
 
 def test_a_request_that_ends_with_its_first_token_is_told_too(queue: Queue):
     with WorkerThread(queue.settings()), Client(queue.url, queue=queue.name) as client:
         handle = client.submit(PROMPT, sampling={"max_tokens": 1, "prompt_logprobs": 0})
-        assert handle.result(timeout=20).prompt_tokens == expected_prompt_tokens(PROMPT, number=0)
+        assert handle.result(timeout=60).prompt_tokens == expected_prompt_tokens(PROMPT, number=0)
 
 
 def test_more_than_fit_into_an_entry_are_refused_by_name(queue: Queue):
@@ -47,7 +47,7 @@ def test_more_than_fit_into_an_entry_are_refused_by_name(queue: Queue):
     with WorkerThread(queue.settings()), Client(queue.url, queue=queue.name) as client:
         handle = client.submit(prompt, sampling={"max_tokens": 1, "prompt_logprobs": number})
         with pytest.raises(RequestFailed) as failed:
-            handle.result(timeout=20)
+            handle.result(timeout=60)
     error = failed.value.completion.error
     assert (error.code, error.field) == ("invalid_request", "body.prompt_logprobs")
 
@@ -61,7 +61,7 @@ def test_texts_that_fit_into_no_entry_are_refused_by_name_and_nothing_more_is_co
     with worker, Client(queue.url, queue=queue.name) as client:
         handle = client.submit(PROMPT, sampling=sampling)
         with pytest.raises(RequestFailed) as failed:
-            handle.result(timeout=20)
+            handle.result(timeout=60)
         completion = failed.value.completion
         assert (completion.error.code, completion.error.field) == (
             "invalid_request",
@@ -87,7 +87,7 @@ def test_a_takeover_tells_of_the_prompt_once(queue: Queue):
         assert 0 < queue.published(handle.request_id) < MAX_TOKENS
         with WorkerProcess(queue.url, queue.name, module=module):
             seen += stream
-            completion = handle.result(timeout=20)
+            completion = handle.result(timeout=60)
     wanted = expected_prompt_tokens(PROMPT, number=3)
     assert (len(completion.token_ids), completion.resumes) == (MAX_TOKENS, 1)
     assert completion.prompt_tokens == seen[0].prompt_tokens == wanted
@@ -97,8 +97,8 @@ def test_a_takeover_tells_of_the_prompt_once(queue: Queue):
 def test_choices_have_the_likelihoods_of_their_tokens_and_no_output(queue: Queue):
     choices = [[32, 121], [32, 110, 111]]
     with WorkerThread(queue.settings()), Client(queue.url, queue=queue.name) as client:
-        found = client.likelihoods(PROMPT, choices, timeout=20)
-        one = client.submit(None, kind="scores", input=PROMPT, choice=choices[0]).result(timeout=20)
+        found = client.likelihoods(PROMPT, choices, timeout=60)
+        one = client.submit(None, kind="scores", input=PROMPT, choice=choices[0]).result(timeout=60)
         assert (one.usage.prompt_tokens, one.usage.completion_tokens, one.token_ids) == (7, 0, ())
     for one, choice in zip(found, choices, strict=True):
         whole = [*PROMPT, *choice]
@@ -127,7 +127,7 @@ def test_the_engine_s_limits_are_told_of_the_choice_if_it_breaks_them(queue, giv
     with WorkerThread(queue.settings()), Client(queue.url, queue=queue.name) as client:
         handle = client.submit(None, kind="scores", input=given, choice=choice)
         with pytest.raises(RequestFailed) as failed:
-            handle.result(timeout=20)
+            handle.result(timeout=60)
     assert failed.value.completion.error.field == field
 
 
@@ -147,7 +147,7 @@ def test_what_the_model_cannot_compare_is_refused_by_name(queue, vectors, choice
     ):
         handle = client.submit(None, kind="scores", input=PROMPT, choice=choice)
         with pytest.raises(RequestFailed) as failed:
-            handle.result(timeout=20)
+            handle.result(timeout=60)
     error = failed.value.completion.error
     assert error.field == field and said in error.message
 
