@@ -20,9 +20,6 @@ from tests.service.builders import (
     text_of,
 )
 
-#: Enough for the first tokens on a busy machine.
-TIMEOUT_SECONDS = 3
-
 
 def test_a_request_is_answered_with_its_tokens_text_and_one_completion(queue: Queue):
     request_id = queue.submit((10, 20, 30), max_tokens=12, metadata={"row": 7})
@@ -102,7 +99,7 @@ def test_a_stop_token_ends_a_generation_as_completed(queue: Queue):
     assert output.token_ids == tokens[: tokens.index(tokens[6]) + 1]
 
 
-# -- cancel and deadline --------------------------------------------------------------------------
+# -- cancel ---------------------------------------------------------------------------------------
 
 
 def test_cancelling_a_running_request_ends_it_with_what_it_has(queue: Queue):
@@ -156,21 +153,6 @@ def test_cancelling_a_claimed_request_that_still_waits_ends_it_without_a_token(q
         assert queue.result(second).token_ids == ()
         gate.open()
         assert queue.result(first).completion.state == "completed"
-
-
-def test_a_deadline_that_passes_while_running_expires_the_request(queue: Queue):
-    gate = StepGate(steps=2)
-    with WorkerThread(queue.settings(), before_run=gate) as worker:
-        eventually(lambda: worker.get("/readyz")[0] == 200)
-        deadline_ms = queue.broker.now_ms() + 1000 * TIMEOUT_SECONDS
-        request_id = queue.submit(max_tokens=500, deadline_ms=deadline_ms)
-        queue.wait_for_tokens(request_id, 2)
-        eventually(lambda: queue.broker.now_ms() > deadline_ms)
-        gate.open()
-        output = queue.result(request_id)
-    assert output.completion.state == "expired"
-    assert output.completion.finish_reason == "deadline"
-    assert output.token_ids == expected_tokens((1, 2, 3), max_tokens=500)[: len(output.token_ids)]
 
 
 # -- priority -------------------------------------------------------------------------------------
@@ -381,32 +363,3 @@ def test_no_worker_lives_on_with_a_dead_thread(queue: Queue, part: str):
         worker.kill_thread(part)
         gate.open()
         assert worker.wait() == 1
-
-
-def test_a_request_timeout_ends_what_takes_too_long_and_keeps_its_tokens(queue: Queue):
-    gate = StepGate(steps=4)
-    settings = queue.settings(request_timeout_seconds=TIMEOUT_SECONDS)
-    with WorkerThread(settings, before_run=gate) as worker:
-        eventually(lambda: worker.get("/readyz")[0] == 200)
-        request_id = queue.submit((1, 2, 3), max_tokens=500)
-        queue.wait_for_tokens(request_id, 3)
-        late_ms = queue.broker.now_ms() + 1000 * TIMEOUT_SECONDS
-        eventually(lambda: queue.broker.now_ms() > late_ms)
-        gate.step_until(lambda: queue.broker.status(request_id).state.is_terminal)
-        output = queue.result(request_id)
-    assert output.completion.state == "expired"
-    assert output.completion.finish_reason == "deadline"
-    published = len(output.token_ids)
-    assert 3 <= published < 500
-    assert output.token_ids == expected_tokens((1, 2, 3), max_tokens=500)[:published]
-
-
-def test_the_earlier_of_timeout_and_deadline_counts(queue: Queue):
-    gate = StepGate(steps=2)
-    settings = queue.settings(request_timeout_seconds=600.0)
-    deadline_ms = queue.broker.now_ms() + 500
-    request_id = queue.submit((1, 2, 3), max_tokens=500, deadline_ms=deadline_ms)
-    with WorkerThread(settings, before_run=gate):
-        gate.step_until(lambda: queue.broker.status(request_id).state.is_terminal)
-    assert queue.result(request_id).completion.finish_reason == "deadline"
-    assert queue.broker.now_ms() - deadline_ms < 60_000
