@@ -82,19 +82,28 @@ def _integer(text: str) -> int:
 
 
 def _path_of(value: Any, matches: Callable[[Any], bool]) -> str:
-    """The path of the first value that matches. Not recursive: the depth comes from the caller."""
-    waiting: list[tuple[str, Any]] = [("", value)]
-    while waiting:
-        path, one = waiting.pop()
-        if matches(one):
-            return path
-        begin = f"{path}." if path else ""
-        waiting += reversed([(f"{begin}{name}", child) for name, child in _children(one)])
+    """The path of the first value that matches.
+
+    Not recursive, because the depth comes from the caller. Holds one place for each level and no
+    path but the one that it returns: a name of a megabyte may have a million values below it.
+    """
+    if matches(value):
+        return ""
+    names: list[Any] = []
+    levels = [_children(value)]
+    while levels:
+        for name, one in levels[-1]:
+            if matches(one):
+                return ".".join(map(str, (*names, name)))
+            if type(one) in (dict, list):
+                names.append(name)
+                levels.append(_children(one))
+                break
+        else:
+            levels.pop()
+            del names[-1:]
     raise AssertionError("the reader saw this value, so a path must exist")
 
 
-def _children(value: Any) -> Iterator[tuple[Any, Any]]:
-    if isinstance(value, dict):
-        yield from value.items()
-    elif isinstance(value, list):
-        yield from enumerate(value)
+def _children(value: dict[str, Any] | list[Any]) -> Iterator[tuple[Any, Any]]:
+    return iter(value.items()) if isinstance(value, dict) else enumerate(value)

@@ -24,6 +24,7 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from engine.output.detokenizer import Detokenizer
 from quire.batch.lines import parse_line
 from quire.errors import QuireError
+from quire.openai.tools.argument_types import argument_types
 from quire.wire.adapters import adapter_of
 from quire.wire.chat_messages import MAX_MESSAGES
 from quire.wire.codec import MAX_ARRAY_LENGTH, MAX_MESSAGE_BYTES, unpack
@@ -136,6 +137,17 @@ def stops(size: int) -> Work:
     return work
 
 
+def functions(size: int) -> Work:
+    """A function whose arguments are unions of `size` references to each other."""
+    last: dict[str, Any] = {"type": "string"}
+    levels = {
+        f"l{n}": {"anyOf": [{"$ref": f"#/properties/l{n + 1}"}] * size} if n < 4 else last
+        for n in range(5)
+    }
+    tools = [{"function": {"name": "f", "parameters": {"properties": levels}}}]
+    return lambda: argument_types(tools)
+
+
 class _Letters:
     """A decoder whose every token is one letter."""
 
@@ -198,6 +210,10 @@ FAMILIES: dict[str, Family] = {
     "a line with a key again and again": line(
         lambda n: f"{{{','.join([PAIR] * (n // len(PAIR)))}}}"
     ),
+    "a line with a fault below a long name": line(
+        lambda n: f'{{"prompt":{{"{"a" * (n // 2)}":[{"0," * (n // 4)}NaN]}}}}'
+    ),
+    "functions whose types refer to each other": Family(functions, 1 << 12),
     "stop strings that almost come": Family(stops, 1 << 14),
 }
 

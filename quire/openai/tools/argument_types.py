@@ -48,10 +48,11 @@ def argument_types(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, st
         properties = parameters.get("properties")
         if not isinstance(properties, Mapping):
             continue
+        reader = _Reader(parameters)
         types = {
             str(name): letters
             for name, schema in properties.items()
-            if (letters := _letters(schema, parameters, depth=0))
+            if (letters := reader.letters(schema))
         }
         length += sum(len(name) + len(letters) for name, letters in types.items())
         if length > MAX_KEPT_LENGTH:
@@ -89,27 +90,53 @@ def json_of(text: str, types: str | None) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _letters(schema: object, root: Mapping[str, Any], *, depth: int) -> str:
-    """The letters of a schema, without repetition; empty if it says nothing of types."""
-    if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
+class _Reader:
+    """Reads the types of the arguments of one function, whose parameters are `root`.
+
+    Each reference is followed once at each depth: branches of unions may refer to each other, and
+    the ways through them are too many to walk.
+    """
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._root = root
+        self._found: dict[tuple[str, int], str] = {}
+
+    def letters(self, schema: object, *, depth: int = 0) -> str:
+        """The letters of a schema, without repetition; empty if it says nothing of types."""
+        if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
+            return ""
+        declared = schema.get("type")
+        if isinstance(declared, str | list):
+            names = [declared] if isinstance(declared, str) else declared
+            return _distinct(LETTERS.get(name, "") for name in names if isinstance(name, str))
+        if "enum" in schema or "const" in schema:
+            values = schema.get("enum", [schema.get("const")])
+            found = [_letters_of(one) for one in values] if isinstance(values, list) else []
+            return _distinct(one[:1] or TEXT for one in found)
+        reference = schema.get("$ref")
+        if isinstance(reference, str):
+            return self._of_reference(reference, depth=depth + 1)
+        for union in ("anyOf", "oneOf"):
+            branches = schema.get(union)
+            if isinstance(branches, list):
+                return self._of_all(branches, depth=depth + 1)
         return ""
-    declared = schema.get("type")
-    if isinstance(declared, str | list):
-        names = [declared] if isinstance(declared, str) else declared
-        return _distinct(LETTERS.get(name, "") for name in names if isinstance(name, str))
-    if "enum" in schema or "const" in schema:
-        values = schema.get("enum", [schema.get("const")])
-        found = [_letters_of(one) for one in values] if isinstance(values, list) else []
-        return _distinct(one[:1] or TEXT for one in found)
-    reference = schema.get("$ref")
-    if isinstance(reference, str):
-        return _letters(_resolved(reference, root), root, depth=depth + 1)
-    for union in ("anyOf", "oneOf"):
-        branches = schema.get(union)
-        if isinstance(branches, list):
-            each = [_letters(one, root, depth=depth + 1) for one in branches]
-            return _distinct("".join(each)) if all(each) else ""
-    return ""
+
+    def _of_reference(self, reference: str, *, depth: int) -> str:
+        key = (reference, depth)
+        if key not in self._found:
+            self._found[key] = self.letters(_resolved(reference, self._root), depth=depth)
+        return self._found[key]
+
+    def _of_all(self, branches: Sequence[object], *, depth: int) -> str:
+        each: list[str] = []
+        for one in branches:
+            letters = self.letters(one, depth=depth)
+            if not letters:
+                # A branch that says nothing of types allows all of them.
+                return ""
+            each.append(letters)
+        return _distinct(each)
 
 
 def _letters_of(value: object) -> str:
@@ -130,8 +157,9 @@ def _letters_of(value: object) -> str:
 def _resolved(reference: str, root: Mapping[str, Any]) -> object:
     found: object = root
     for part in reference.removeprefix("#").split("/")[1:]:
-        name = part.replace("~1", "/").replace("~0", "~")
-        found = found.get(name) if isinstance(found, Mapping) else None
+        if not isinstance(found, Mapping):
+            return None
+        found = found.get(part.replace("~1", "/").replace("~0", "~"))
     return found
 
 

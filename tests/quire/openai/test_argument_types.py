@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from quire.openai.tools import argument_types as module
 from quire.openai.tools.answers import message_of
 from quire.openai.tools.argument_types import (
+    MAX_DEPTH,
     MAX_KEPT_LENGTH,
     argument_types,
     argument_types_from,
@@ -70,6 +72,25 @@ def test_a_value_is_json_only_if_the_function_takes_such_a_value(
     text: str, types: str | None, value: Any
 ) -> None:
     assert json.loads(json_of(text, types)) == value
+
+
+def test_unions_that_refer_to_each_other_are_not_walked_on_every_way(monkeypatch) -> None:
+    followed: list[str] = []
+
+    def counted(reference: str, root: Any) -> object:
+        followed.append(reference)
+        assert len(followed) <= 2 * MAX_DEPTH, "each reference is followed once at each depth"
+        return resolved(reference, root)
+
+    resolved = module._resolved
+    monkeypatch.setattr(module, "_resolved", counted)
+    last = {"anyOf": [{"type": "string"}]}
+    levels = {
+        f"l{n}": {"anyOf": [{"$ref": f"#/properties/l{n + 1}"}] * 40} if n < 4 else last
+        for n in range(5)
+    }
+    assert types_of(a={"anyOf": [{"$ref": "#/properties/a"}] * 40}) == {}
+    assert types_of(**levels)["l1"] == "s"
 
 
 def test_what_is_kept_is_bounded_and_comes_back() -> None:

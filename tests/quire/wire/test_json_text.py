@@ -1,5 +1,7 @@
 """What Python's reader of JSON lets through and JSON does not allow is named by its path."""
 
+import tracemalloc
+
 import pytest
 
 from quire.errors import InvalidRequest
@@ -38,3 +40,13 @@ def test_what_is_no_object_is_refused_as_a_whole(text):
     with pytest.raises(InvalidRequest) as caught:
         read_object(text)
     assert caught.value.field == "body"
+
+
+def test_a_long_name_above_many_values_is_held_once():
+    text = f'{{"{"a" * 50_000}": [{"0," * 50_000}NaN]}}'
+    tracemalloc.start()
+    _, fault = read_object(text)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert fault == Fault(f"{'a' * 50_000}.50000", NOT_FINITE)
+    assert peak < 4 << 20, "a path for each value would take 2.5 GB"
