@@ -68,8 +68,8 @@ __all__ = [
     "text_of",
 ]
 
-#: The module of the worker that serves a model.
-REAL_WORKER = "service"
+#: The module of the worker that serves a model, and of the same one with pauses.
+REAL_WORKER, SLOW_WORKER = "service", "tests.service.process.slow_worker"
 CHECKOUT = EMBEDDED_MODEL.parents[1]
 #: Short enough for quick takeovers, long enough to be renewed on a busy machine.
 LEASE_SECONDS = 1.5
@@ -239,7 +239,7 @@ class WorkerProcess(LoggedProcess):
     def __init__(
         self, redis_url: str, queue: str, *flags: str, module: str, is_fresh: bool = False
     ) -> None:
-        self._is_forked = module == REAL_WORKER and not is_fresh
+        self._is_forked = module in (REAL_WORKER, SLOW_WORKER) and not is_fresh
         self.name = f"process-{uuid.uuid4().hex[:8]}"
         where = ("--redis-url", redis_url, "--queue", queue, "--worker-name", self.name)
         times = ("--lease-seconds", str(LEASE_SECONDS), "--block-seconds", "0.05")

@@ -24,6 +24,7 @@ from service.model.served import ServedModel, load_model
 from service.settings.config import EMBEDDED_MODEL
 from tests.service.builders import (
     EOS_ID,
+    SLOW_WORKER,
     VOCAB_SIZE,
     Queue,
     WorkerProcess,
@@ -173,7 +174,7 @@ def test_a_real_worker_killed_in_the_middle_leaves_the_same_json(queue: Queue):
     with Client(queue.url, queue=queue.name) as client:
         handle = client.submit("12+34=", sampling=sampling)
         flags = (*ABACUS, "--num-speculative-tokens", "4")
-        with WorkerProcess(queue.url, queue.name, *flags, module="service") as first:
+        with WorkerProcess(queue.url, queue.name, *flags, module=SLOW_WORKER) as first:
             queue.wait_for_tokens(handle.request_id, 30)
             first.signal(signal.SIGKILL)
             first.wait()

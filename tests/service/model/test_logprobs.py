@@ -8,7 +8,7 @@ import pytest
 from quire.client.client import Client
 from service.model.text import ModelTokenizer
 from service.settings.config import EMBEDDED_MODEL
-from tests.service.builders import Queue, WorkerProcess, WorkerThread, text_of
+from tests.service.builders import SLOW_WORKER, Queue, WorkerProcess, WorkerThread, text_of
 from tests.service.fake_model import expected_logprobs
 
 #: Long enough to be interrupted in the middle.
@@ -62,7 +62,7 @@ def test_a_real_worker_and_its_successor_say_what_transformers_says(queue: Queue
     sampling = {"max_tokens": 900, "temperature": 1.2, "seed": 3, "ignore_eos": True, "logprobs": 5}
     with Client(queue.url, queue=queue.name) as client:
         handle = client.submit("12+34=", sampling=sampling)
-        with WorkerProcess(queue.url, queue.name, *flags, module="service") as first:
+        with WorkerProcess(queue.url, queue.name, *flags, module=SLOW_WORKER) as first:
             queue.wait_for_tokens(handle.request_id, 50)
             first.signal(signal.SIGKILL)
             first.wait()

@@ -10,7 +10,7 @@ from quire.wire.logprobs import MAX_PROMPT_LOGPROBS
 from service.model.text import ModelTokenizer
 from service.model.vectors import ServedVectors
 from service.settings.config import EMBEDDED_MODEL
-from tests.service.builders import Queue, WorkerProcess, WorkerThread
+from tests.service.builders import SLOW_WORKER, Queue, WorkerProcess, WorkerThread
 from tests.service.fake_model import MAX_MODEL_LEN, VOCAB_SIZE, StepGate, expected_prompt_tokens
 
 #: Long enough to be interrupted in the middle.
@@ -165,7 +165,7 @@ def test_a_real_worker_and_its_successor_say_what_transformers_says(queue: Queue
     sampling = {"max_tokens": 400, "temperature": 1.2, "ignore_eos": True, "prompt_logprobs": 5}
     with Client(queue.url, queue=queue.name) as client:
         handle = client.submit(question, sampling=sampling)
-        with WorkerProcess(queue.url, queue.name, *flags, module="service") as first:
+        with WorkerProcess(queue.url, queue.name, *flags, module=SLOW_WORKER) as first:
             queue.wait_for_tokens(handle.request_id, 50)
             first.signal(signal.SIGKILL)
             first.wait()

@@ -10,7 +10,7 @@ from quire.client.client import Client
 from service.settings.config import EMBEDDED_MODEL
 from tests.chaos.adapters import SCALE, lay_out
 from tests.engine.model.adapted import merged
-from tests.service.builders import Queue, WorkerProcess
+from tests.service.builders import REAL_WORKER, SLOW_WORKER, Queue, WorkerProcess
 
 pytestmark = [
     pytest.mark.processes,
@@ -33,16 +33,19 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def real_worker(queue: Queue, adapters: Path, *flags: str) -> WorkerProcess:
+def real_worker(
+    queue: Queue, adapters: Path, *flags: str, module: str = REAL_WORKER
+) -> WorkerProcess:
     model = ("--model", str(EMBEDDED_MODEL), "--dtype", "float32", "--device", "cpu")
     return WorkerProcess(
-        queue.url, queue.name, *model, "--adapters", str(adapters), *flags, module="service"
+        queue.url, queue.name, *model, "--adapters", str(adapters), *flags, module=module
     )
 
 
 def killed_half_way(queue: Queue, adapters: Path, request_id: str, *, tokens: int) -> None:
     """A worker comes, says so many tokens of the request, and is killed."""
-    with real_worker(queue, adapters, "--num-speculative-tokens", "4") as worker:
+    flags = ("--num-speculative-tokens", "4")
+    with real_worker(queue, adapters, *flags, module=SLOW_WORKER) as worker:
         worker.wait_until_ready()
         queue.wait_for_tokens(request_id, tokens)
         worker.signal(signal.SIGKILL)

@@ -14,6 +14,8 @@ from service.settings.config import EMBEDDED_MODEL
 from tests.service.builders import (
     CHECKOUT,
     LEASE_SECONDS,
+    REAL_WORKER,
+    SLOW_WORKER,
     Queue,
     WorkerProcess,
     eventually,
@@ -268,11 +270,13 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def real_worker(queue: Queue, folder: Path, *flags: str) -> WorkerProcess:
+def real_worker(
+    queue: Queue, folder: Path, *flags: str, module: str = REAL_WORKER
+) -> WorkerProcess:
     """`python -m service` itself in a fresh interpreter, small enough for a test."""
     sizes = ("--max-num-seqs", "4", "--num-blocks", "128", "--dtype", "float32", "--device", "cpu")
     arguments = ("--model", str(folder), "--served-model-name", "served", *sizes, *flags)
-    return WorkerProcess(queue.url, queue.name, *arguments, module="service", is_fresh=True)
+    return WorkerProcess(queue.url, queue.name, *arguments, module=module, is_fresh=True)
 
 
 def test_the_real_worker_with_a_real_model_survives_a_kill_with_the_very_same_output(
@@ -281,7 +285,7 @@ def test_the_real_worker_with_a_real_model_survives_a_kill_with_the_very_same_ou
     sampling = {"max_tokens": 900, "temperature": 0.8, "seed": 11, "ignore_eos": True}
     with Client(queue.url, queue=queue.name) as client:
         handle = client.submit("12+34=", sampling=sampling)
-        with real_worker(queue, model_folder) as first:
+        with real_worker(queue, model_folder, module=SLOW_WORKER) as first:
             # On a machine that has never run it, the kernels are compiled first.
             first.wait_until_ready()
             queue.wait_for_tokens(handle.request_id, 10)
