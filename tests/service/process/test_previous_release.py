@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from quire.broker.broker import Broker
 from quire.client.client import Client
+from quire.transport.connection import connect
 from quire.transport.local_redis import LocalRedis
 from quire.wire.output import Completion, State
 from tests.service.builders import CHECKOUT
@@ -24,7 +26,8 @@ pytestmark = pytest.mark.timeout(240)
 
 #: The commit of 0.2.0.
 RELEASE = "a7e08d6"
-NUM_REQUESTS, NUM_TOKENS = 16, 60
+#: Seconds of work, so that a kill meets some in the middle.
+NUM_REQUESTS, NUM_TOKENS = 16, 120
 PATIENCE_SECONDS = 60.0
 #: A client of the release: what it submits, and what it reads.
 CLIENT = f"""
@@ -118,6 +121,14 @@ def test_both_releases_serve_one_queue_and_continue_each_others_requests(
     output = tmp_path / "client.txt"
     for name, checkout in (("old-1", release), ("new-1", here)):
         processes.worker(name, checkout)
+    with connect(redis_url) as connection:
+        broker = Broker(connection)
+        # Whoever is ready first would end all requests before the other one comes.
+        eventually(
+            lambda: [info.state for info in broker.workers()] == ["ready"] * 2,
+            "both are ready",
+            seconds=PATIENCE_SECONDS,
+        )
     old_client = processes.start(["-c", CLIENT, redis_url], release, output)
     with Client(redis_url) as client:
         handles = [
