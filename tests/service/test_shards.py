@@ -15,14 +15,18 @@ from tests.service.builders import (
     private_redis,
     stays,
 )
+from tests.service.outgoing.test_cluster import id_in
 
 NUM_SHARDS = 3
 
 
 def submit_to_all(client: Client, *, count: int = 24, max_tokens: int = 6) -> list[str]:
-    """Requests that lie in every shard."""
+    """Requests, as many in each shard as in any other."""
     sampling = {"max_tokens": max_tokens}
-    rows = [{"prompt": [n, 7], "sampling": sampling} for n in range(1, count + 1)]
+    ids = [id_in(n % NUM_SHARDS, NUM_SHARDS, name=f"{n}") for n in range(1, count + 1)]
+    rows = [
+        {"prompt": [n, 7], "sampling": sampling, "request_id": id_} for n, id_ in enumerate(ids, 1)
+    ]
     return [handle.request_id for handle in client.submit_many(rows)]
 
 

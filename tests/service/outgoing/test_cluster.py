@@ -1,6 +1,7 @@
 """A worker whose shards are on the nodes of a cluster."""
 
 import signal
+from itertools import count
 
 from quire.client.client import Client
 from quire.keys import Keys
@@ -17,12 +18,23 @@ from tests.service.builders import (
 NUM_SHARDS = 6
 
 
-def submit(client: Client, *, count: int, max_tokens: int) -> dict[str, list[int]]:
-    """Requests in every shard: id -> prompt."""
+def submit(client: Client, *, count: int, max_tokens: int, shards: int) -> dict[str, list[int]]:
+    """Requests, as many in each shard as in any other: id -> prompt."""
     sampling = {"max_tokens": max_tokens, "seed": 0}
-    prompts = [[number, 7] for number in range(1, count + 1)]
-    handles = client.submit_many([{"prompt": one, "sampling": sampling} for one in prompts])
-    return {handle.request_id: prompt for handle, prompt in zip(handles, prompts, strict=True)}
+    prompts = {
+        id_in(number % shards, shards, name=f"{max_tokens}-{number}"): [number, 7]
+        for number in range(1, count + 1)
+    }
+    client.submit_many(
+        [{"prompt": one, "sampling": sampling, "request_id": id_} for id_, one in prompts.items()]
+    )
+    return prompts
+
+
+def id_in(shard: int, shards: int, *, name: str) -> str:
+    """An id that begins with the name and leads to the shard."""
+    ids = (f"{name}-{number}" for number in count(1))
+    return next(one for one in ids if shard_of(one, shards) == shard)
 
 
 def judge(client: Client, prompts: dict[str, list[int]], *, max_tokens: int) -> None:
@@ -36,7 +48,7 @@ def test_slots_move_below_a_worker_and_no_token_is_lost_or_repeated(cluster: Clu
     spread(cluster, queue.name, NUM_SHARDS)
     gate = StepGate(steps=3)
     with Client(cluster.url, queue=queue.name, shards=NUM_SHARDS) as client:
-        prompts = submit(client, count=24, max_tokens=12)
+        prompts = submit(client, count=24, max_tokens=12, shards=NUM_SHARDS)
         settings = queue.settings(shards=NUM_SHARDS, lease_seconds=5.0, max_num_seqs=32)
         with WorkerThread(settings, before_run=gate):
             for shard in range(NUM_SHARDS):
@@ -52,7 +64,7 @@ def test_a_node_that_hangs_stops_only_its_own_shards(cluster: Cluster):
     placed = spread(cluster, queue.name, 3)
     gate = StepGate(steps=2)
     with Client(cluster.url, queue=queue.name, shards=3) as client:
-        prompts = submit(client, count=12, max_tokens=64)
+        prompts = submit(client, count=12, max_tokens=64, shards=3)
         of_shard = {request_id: shard_of(request_id, 3) for request_id in prompts}
         assert set(of_shard.values()) == {0, 1, 2}
         settings = queue.settings(shards=3, lease_seconds=20.0, max_num_seqs=32)
@@ -82,9 +94,10 @@ def test_the_commands_of_a_node_are_those_of_its_shards(cluster: Cluster):
         placed = spread(cluster, queue.name, shards)
         with Client(cluster.url, queue=queue.name, shards=shards) as client:
             with WorkerThread(queue.settings(shards=shards, max_num_seqs=64)):
-                judge(client, submit(client, count=4, max_tokens=4), max_tokens=4)
+                first = submit(client, count=shards, max_tokens=4, shards=shards)
+                judge(client, first, max_tokens=4)
                 before = {node: node.num_commands() for node in placed.values()}
-                prompts = submit(client, count=20 * shards, max_tokens=16)
+                prompts = submit(client, count=20 * shards, max_tokens=16, shards=shards)
                 judge(client, prompts, max_tokens=16)
             return [node.num_commands() - before[node] for node in placed.values()]
 

@@ -40,7 +40,7 @@ def serve(cluster: Cluster) -> None:
     queue = Queue.at(cluster.url)
     assert len(set(spread(cluster, queue.name, 3).values())) == 3
     with Client(cluster.url, queue=queue.name, shards=3) as client:
-        prompts = submit(client, count=12, max_tokens=8)
+        prompts = submit(client, count=12, max_tokens=8, shards=3)
         with WorkerThread(queue.settings(shards=3, max_num_seqs=32)):
             judge(client, prompts, max_tokens=8)
 
