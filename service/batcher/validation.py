@@ -125,6 +125,8 @@ class Validator:
     def _check_model(self, value: object, number: int) -> None:
         checked = self._checked
         model = value[:MAX_NAME_LENGTH] if isinstance(value, str) else ""
+        # A record cannot hold half a surrogate pair. The check of the line refuses it later.
+        model = model.encode(errors="replace").decode()
         if self._first_model is None:
             self._first_model = model
         elif self._has_one_model and model != self._first_model:

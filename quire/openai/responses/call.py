@@ -23,7 +23,7 @@ from quire.openai.responses.fields import (
 from quire.openai.responses.functions import Functions, functions_of
 from quire.openai.responses.items import MAX_ITEMS, check_outputs, checked_items, messages_of
 from quire.openai.tools.argument_types import ArgumentTypes, argument_types_from
-from quire.wire.codec import pack, unpack_map
+from quire.wire.codec import Unsendable, pack, unpack_map
 
 #: The ids of responses: this, and the name of the response. They are ids of requests, too.
 ID_PREFIX = "resp_"
@@ -68,8 +68,16 @@ class Kept:
     def is_background(self) -> bool:
         return bool(self.shown["background"])
 
+    def check(self) -> None:
+        """InvalidRequest, with the caller's field, if the response could not show what it must.
+
+        Also for a response that is not kept: it shows the same fields.
+        """
+        pack(self.shown, field="body")
+
     def encode(self) -> bytes:
-        """The bytes to keep. InvalidRequest if they are too many."""
+        """The bytes to keep. InvalidRequest if they are too many, or cannot be sent."""
+        self.check()
         fields = {
             "v": KEPT_VERSION,
             "shown": self.shown,
@@ -80,7 +88,11 @@ class Kept:
             "reasoning": list(self.reasoning),
             "types": {name: dict(types) for name, types in self.types.items()},
         }
-        data = pack(fields, field="body.input")
+        try:
+            data = pack(fields, field="body.input")
+        except Unsendable as error:
+            # The path of the error counts the items of earlier responses, too.
+            raise InvalidRequest("body.input", error.message) from None
         try:
             unpack_map(data)
         except ProtocolError as error:

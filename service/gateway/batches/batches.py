@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from quire.batch.lines import LINE_KINDS
 from quire.errors import InvalidRequest
@@ -18,6 +18,7 @@ from service.batches import ledger
 from service.batches.records import BATCH_ID, INPUT, BatchRecord, expiry_seconds, window_seconds
 from service.gateway.batches.bodies import (
     full,
+    json_answer,
     lines_of_requests,
     metadata_of,
     page_body,
@@ -73,7 +74,7 @@ class BatchRoutes:
             record = await self._create(batch_id, digest, body, fields, caller=caller)
         if record.digest != digest:
             raise Refused(key_reused())
-        return JSONResponse(record.body)
+        return self._answer(record.body)
 
     async def list_all(self, request: Request) -> Response:
         """`GET /v1/batches`."""
@@ -85,17 +86,20 @@ class BatchRoutes:
         )
         if listed is None:
             raise InvalidRequest("after", f"there is no batch {page.after!r}")
-        return JSONResponse(page_body([record.body for record in listed.records], page))
+        return self._answer(page_body([record.body for record in listed.records], page))
 
     async def show(self, request: Request) -> Response:
         """`GET /v1/batches/{id}`."""
-        return JSONResponse((await self._find(request)).body)
+        return self._answer((await self._find(request)).body)
 
     async def cancel(self, request: Request) -> Response:
         """`POST /v1/batches/{id}/cancel`."""
         record = await self._find(request)
         await self._records.run(ledger.cancel_batch(self._keys, record.id))
         return await self.show(request)
+
+    def _answer(self, body: Mapping[str, Any]) -> Response:
+        return json_answer(body, patience_seconds=self._settings.patience_seconds)
 
     async def _create(
         self,
@@ -170,12 +174,12 @@ def _fields_of(body: Mapping[str, Any]) -> dict[str, Argument]:
     """The fields of the record that come from the body. InvalidRequest."""
     refuse_unknown(body, FIELDS)
     endpoint = body.get("endpoint")
-    if endpoint not in LINE_KINDS:
+    if not isinstance(endpoint, str) or endpoint not in LINE_KINDS:
         raise InvalidRequest("body.endpoint", f"must be one of {', '.join(LINE_KINDS)}")
     window_seconds(body.get("completion_window"))
     seconds = expiry_seconds(body.get("output_expires_after"), name="output_expires_after")
     return {
-        "endpoint": str(endpoint),
+        "endpoint": endpoint,
         "completion_window": str(body["completion_window"]),
         "metadata": json.dumps(metadata_of(body.get("metadata"))),
         "output_seconds": seconds or 0,

@@ -5,8 +5,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.responses import Response
+
 from quire.errors import InvalidRequest
+from quire.wire.codec import pack
 from service.batches.records import expiry_seconds
+from service.gateway.complete_answers import CompleteAnswer
 from service.gateway.refusals import Refusal, Refused
 
 #: The limits of OpenAI for the metadata of a batch.
@@ -48,6 +52,16 @@ def page_body(bodies: Sequence[Mapping[str, Any]], page: Page) -> dict[str, Any]
     }
 
 
+def json_answer(body: Mapping[str, Any], *, patience_seconds: float) -> Response:
+    """The response with a record, or a list of them, sent no faster than its caller reads it.
+
+    JSON in ASCII: earlier versions accepted half a surrogate pair in the metadata of a batch, and
+    UTF-8 cannot encode it.
+    """
+    content = json.dumps(body).encode()
+    return CompleteAnswer(content, headers={}, patience_seconds=patience_seconds)
+
+
 def expiry_of_form(fields: dict[str, str]) -> int | None:
     """Takes `expires_after` out of the fields of a form; its seconds. InvalidRequest."""
     given: dict[str, Any] = {
@@ -73,6 +87,7 @@ def metadata_of(value: object) -> Mapping[str, str] | None:
         if not isinstance(text, str) or len(text) > MAX_VALUE_LENGTH:
             message = f"must be a text of at most {MAX_VALUE_LENGTH} characters"
             raise InvalidRequest(f"body.metadata.{name}", message)
+    pack(value, field="body.metadata")
     return dict(value)
 
 

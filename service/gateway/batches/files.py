@@ -2,13 +2,13 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import structlog
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from quire.errors import InvalidRequest
 from service.batches import ledger
@@ -18,6 +18,7 @@ from service.batches.storage import FolderStorage, StorageError
 from service.gateway.batches.bodies import (
     expiry_of_form,
     full,
+    json_answer,
     no_storage,
     page_body,
     page_of,
@@ -136,7 +137,7 @@ class FileRoutes:
             raise failed(error) from error
         finally:
             path.unlink(missing_ok=True)
-        return JSONResponse(record.body)
+        return self._answer(record.body)
 
     async def list_all(self, request: Request) -> Response:
         """`GET /v1/files`."""
@@ -163,11 +164,11 @@ class FileRoutes:
             after = part.last
             if after is None:
                 break
-        return JSONResponse(page_body([record.body for record in found], page))
+        return self._answer(page_body([record.body for record in found], page))
 
     async def show(self, request: Request) -> Response:
         """`GET /v1/files/{id}`."""
-        return JSONResponse((await self._find(request)).body)
+        return self._answer((await self._find(request)).body)
 
     async def content(self, request: Request) -> Response:
         """`GET /v1/files/{id}/content`."""
@@ -185,7 +186,10 @@ class FileRoutes:
         """`DELETE /v1/files/{id}`."""
         record = await self._find(request)
         await self._files.remove(record.id, tenant=record.tenant)
-        return JSONResponse({"id": record.id, "object": "file", "deleted": True})
+        return self._answer({"id": record.id, "object": "file", "deleted": True})
+
+    def _answer(self, body: Mapping[str, Any]) -> Response:
+        return json_answer(body, patience_seconds=self._settings.patience_seconds)
 
     async def _find(self, request: Request) -> FileRecord:
         return await self._files.find(request.path_params["id"], self._caller_of(request))

@@ -24,12 +24,12 @@ def routes_of(
     files = Files(records, open_storage(settings), settings)
     routes = FileRoutes(files, settings, caller_of=caller_of)
     yield "POST", "/v1/files", "files", routes.upload, True
-    yield "GET", "/v1/files", "files", routes.list_all, False
+    yield "GET", "/v1/files", "files", routes.list_all, True
     yield "GET", "/v1/files/{id}", "files", routes.show, False
     yield "GET", "/v1/files/{id}/content", "file_content", routes.content, True
     yield "DELETE", "/v1/files/{id}", "files", routes.delete, False
     batches = BatchRoutes(files, settings, caller_of=caller_of)
     yield "POST", "/v1/batches", "batches", batches.create, True
-    yield "GET", "/v1/batches", "batches", batches.list_all, False
+    yield "GET", "/v1/batches", "batches", batches.list_all, True
     yield "GET", "/v1/batches/{id}", "batches", batches.show, False
     yield "POST", "/v1/batches/{id}/cancel", "batches", batches.cancel, False

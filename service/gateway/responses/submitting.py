@@ -131,6 +131,7 @@ def _call(
         reasoning=request.reasoning(reasoning),
     )
     kept = call.kept(record.heading)
+    kept.check()
     data = kept.encode() if call.fields.is_stored else b""
     return Call(record, request, is_streamed=bool(call.fields.stream), kept=data), kept
 

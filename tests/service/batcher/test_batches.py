@@ -1,5 +1,7 @@
 """`/v1/batches` with OpenAI's own client, a batcher and a worker with a fake model."""
 
+import json
+
 import pytest
 from openai import APIStatusError, BadRequestError, NotFoundError, OpenAI
 
@@ -70,6 +72,14 @@ def test_a_bad_file_fails_the_batch_and_names_the_lines(front, lines, codes):
     assert [error.code for error in batch.errors.data] == codes
     assert (batch.output_file_id, batch.error_file_id) == (None, None)
     assert front.openai.files.delete(made.input_file_id).deleted, "no batch uses it any more"
+
+
+def test_a_model_that_no_record_can_hold_fails_its_line_alone(front, worker):
+    made = create(front.openai, line("bad", model="\ud800"), line("good"))
+    with batcher_of(front.queue, front.folder):
+        batch = ended(front.openai, made.id)
+    assert batch.status == "completed"
+    assert results_of(front.openai, batch) == {"bad": "invalid_request", "good": expected_text()}
 
 
 def test_requests_can_be_in_the_body(front, worker):
@@ -151,7 +161,10 @@ def test_the_input_of_an_open_batch_cannot_be_deleted(front):
         ("endpoint", "/v1/embeddings/none"),
         ("completion_window", "8d"),
         ("completion_window", "soon"),
+        ("endpoint", ["/v1/completions"]),
         ("metadata", {"a": 1}),
+        ("metadata", {"a": "\ud800"}),
+        ("metadata", {"\ud800": "a"}),
         ("output_expires_after", {"anchor": "created_at", "seconds": 1}),
         ("color", "red"),
     ],
@@ -161,6 +174,15 @@ def test_a_wrong_field_of_a_batch_is_named(front, field, value):
     reply = front.gateway.ask("POST", "/v1/batches", body | {field: value})
     assert reply.status == 400
     assert reply.error["param"].startswith(field)
+
+
+def test_a_record_of_an_earlier_version_is_shown_whatever_its_metadata_holds(front):
+    made = create(front.openai, line("a"))
+    key = front.queue.keys.batch(made.id)
+    front.queue.connection.hset(key, "metadata", json.dumps({"a": "\ud800"}))
+    for path in ("/v1/batches", f"/v1/batches/{made.id}"):
+        reply = front.gateway.get(path)
+        assert (reply.status, "\\ud800" in reply.text) == (200, True)
 
 
 def test_an_unknown_file_or_batch_is_unknown(front):

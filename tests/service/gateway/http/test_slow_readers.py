@@ -85,6 +85,25 @@ def test_a_whole_answer_that_nobody_takes_gives_its_place_free(start, script):
         eventually(lambda: not gateway.metric(open_answers, kind="open"), "it counts as gone")
 
 
+def test_a_list_has_its_place_until_it_is_taken(start, fake, tmp_path):
+    gateway = start(files_folder=tmp_path / "files", max_open_answers=1, patience_seconds=3600)
+    keys = fake.broker.keys
+    times = {"created_ms": 1, "expires_ms": 1 << 50}
+    for number in range(NUM_PIECES):
+        name = f"file-{number:032x}"
+        fields = {"state": "published", "tenant": "default", "purpose": "batch", "bytes": 1}
+        fake.connection.hset(keys.file(name), mapping=fields | times | {"filename": PIECE})
+        fake.connection.zadd(keys.files("default"), {name: number})
+    with socket.socket() as caller:
+        caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        caller.connect(("127.0.0.1", gateway.port))
+        caller.sendall(b"GET /v1/files HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert caller.recv(4) == b"HTTP"
+        assert gateway.metric("quire_gateway_open_answers", kind="open") == 1
+        assert gateway.get("/v1/files").error["code"] == "gateway_full"
+    eventually(lambda: not gateway.metric("quire_gateway_open_answers", kind="open"), "it is over")
+
+
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="this kernel has no such limit")
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_connection_of_such_a_caller_is_broken_off(start, script, stream):
