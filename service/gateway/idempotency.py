@@ -184,13 +184,15 @@ class CallRecord:
 class Call:
     """A call to submit. `is_streamed` says whether the caller wants its answer as a stream.
 
-    `kept` is stored with the first request for as long as the results.
+    `kept` is stored with the first request for as long as the results. If it `is_response`,
+    its stream ends with the whole answer.
     """
 
     record: CallRecord
     request: OpenAIRequest
     is_streamed: bool
     kept: bytes = b""
+    is_response: bool = False
 
     async def members(self, **envelope: Any) -> list[GenerationRequest]:
         """The requests of all choices. InvalidRequest for an invalid body.
@@ -210,7 +212,7 @@ class Call:
             except InvalidRequest as error:
                 named = field_of(self.record.form, error.field)
                 raise InvalidRequest(named, error.message) from None
-            if not choice and not self.is_streamed:
+            if not choice and (self.is_response or not self.is_streamed):
                 self._check_logprobs(one)
             if num_alike := self.request.num_alike(choice):
                 # Checked before the other choices of this prompt are built.
@@ -227,11 +229,12 @@ class Call:
             of_prompts = self.request.num_known_tokens * (1 + sampling.prompt_logprobs)
         most = of_output + of_prompts
         if most > MAX_COMPLETE_LOGPROBS:
+            kind = "a response" if self.is_response else "an answer that is not streamed"
+            advice = "ask for fewer" if self.is_response else "ask for fewer, or for a stream"
             message = (
                 f"this call may need {most} log-probabilities (choices times max_tokens times one "
-                f"more than the alternatives of each token, and those of the prompts); an answer "
-                f"that is not streamed may have {MAX_COMPLETE_LOGPROBS}: ask for fewer, or for a "
-                f"stream"
+                f"more than the alternatives of each token, and those of the prompts); {kind} may "
+                f"have {MAX_COMPLETE_LOGPROBS}: {advice}"
             )
             field = "body.logprobs" if of_output >= of_prompts else "body.prompt_logprobs"
             raise InvalidRequest(self.record.prompt.field(field) or field, message)

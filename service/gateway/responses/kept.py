@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.client.following import MAX_READINGS
+from quire.client.turns import Turn
 from quire.errors import InvalidRequest, OutputRewound, QuireError, ResultExpired, UnknownRequest
 from quire.openai.responses.call import RESPONSE_ID, Kept
 from quire.openai.responses.events import Event, OutputEvents
@@ -117,11 +118,14 @@ class KeptResponses:
         async with contextlib.aclosing(log.updates(idle_seconds=float("inf"))) as updates:
             async for item in updates:
                 assert item is not None, "there is no idle timeout"
-                for one in item[1]:
-                    if isinstance(one, Completion):
-                        _exhaust(events.ending(one))
-                        return events.response(one)
-                    _exhaust(events.chunk(one))
+                async with Turn() as turn:
+                    for one in item[1]:
+                        if isinstance(one, Completion):
+                            _exhaust(events.ending(one))
+                            return events.response(one)
+                        _exhaust(events.chunk(one))
+                        if turn.is_over:
+                            await turn.next()
         raise AssertionError("a log that is followed ends with a completion")
 
 

@@ -24,6 +24,8 @@ from quire.openai.requests import parse_body
 from quire.openai.responses.call import Kept
 from quire.openai.responses.fields import read_fields
 from quire.openai.responses.resource import resource
+from quire.openai.responses.writing import written_response
+from service.gateway.answers import encode_parts
 from service.gateway.callers import ApiKeys, Caller
 from service.gateway.complete_answers import CompleteAnswer
 from service.gateway.cursors import LAST_EVENT_ID
@@ -114,7 +116,7 @@ class Responses:
         submitted = await self._submitting.submit(body, fields, caller, options, request.state.held)
         kept, record = submitted.kept, submitted.record
         if fields.background and not fields.stream:
-            return self._answer(record, resource(kept, "queued"))
+            return await self._answer(record, resource(kept, "queued"))
         ending = _Ending(submitted.queue, record)
         if options.key is None and not fields.background:
             path = _path_of(submitted, is_stream=bool(fields.stream))
@@ -137,24 +139,26 @@ class Responses:
             return self._stream(found.kept, ending, after=_after(request))
         if switch_in(query, "wait"):
             return await self._whole(request, found.kept, ending)
-        return self._answer(ending.record, await self._kept.body(found))
+        return await self._answer(ending.record, await self._kept.body(found))
 
     async def _cancel(self, request: Request) -> Response:
         caller, response_id = self._caller(request), request.path_params["id"]
         found = await self._kept.find(response_id, caller)
         await self._kept.end(found, within_seconds=CANCEL_SECONDS)
         found = await self._kept.find(response_id, caller)
-        return self._answer(_record_of(found.kept), await self._kept.body(found))
+        return await self._answer(_record_of(found.kept), await self._kept.body(found))
 
     async def _delete(self, request: Request) -> Response:
         found = await self._kept.find(request.path_params["id"], self._caller(request))
         await self._kept.delete(found, within_seconds=CANCEL_SECONDS)
         body = {"id": found.kept.id, "object": "response", "deleted": True}
-        return self._answer(_record_of(found.kept), body)
+        return await self._answer(_record_of(found.kept), body)
 
     async def _input_items(self, request: Request) -> Response:
         found = await self._kept.find(request.path_params["id"], self._caller(request))
-        return self._answer(_record_of(found.kept), page_of(found.kept.items, request.query_params))
+        return await self._answer(
+            _record_of(found.kept), page_of(found.kept.items, request.query_params)
+        )
 
     # What the handlers share.
 
@@ -165,9 +169,9 @@ class Responses:
     def _caller(self, request: Request) -> Caller:
         return self._parts.keys.caller(request.headers)
 
-    def _answer(self, record: CallRecord, body: dict[str, Any]) -> Response:
+    async def _answer(self, record: CallRecord, body: dict[str, Any]) -> Response:
         return CompleteAnswer(
-            compact(body).encode(),
+            await encode_parts(written_response(body, encode=compact)),
             headers={REQUEST_ID: record.request_id},
             patience_seconds=self._parts.settings.patience_seconds,
         )
@@ -185,7 +189,7 @@ class Responses:
         except (QuireError, Refused) as error:
             log_reason(error)
             raise self._refused(ending, error) from error
-        return self._answer(ending.record, body)
+        return await self._answer(ending.record, body)
 
     def _stream(
         self,

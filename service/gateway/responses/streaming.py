@@ -4,18 +4,22 @@ The log is always read from its beginning: the number of an event is a function 
 it (see quire/openai/responses/events.py). Events that the caller has are made and not sent.
 """
 
-import json
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from time import monotonic
 from typing import Any
 
+from quire.client.turns import TURN_SECONDS
 from quire.errors import QuireError
+from quire.openai.logprobs import compact_ascii
 from quire.openai.responses.call import Kept
 from quire.openai.responses.events import Event, OutputEvents
+from quire.openai.responses.writing import written_response
 from quire.wire.output import Completion, TokenChunk
 from service.gateway.answers import Update
 from service.gateway.refusals import Refused, refusal_of
 from service.gateway.responses.log import ResponseLog
-from service.gateway.streaming import COMMENT, DONE, NO_WORKER, EventStream, joined
+from service.gateway.streaming import COMMENT, DONE, JOINED_BYTES, NO_WORKER, EventStream
 
 #: The number before that of the first event.
 BEFORE_ALL = -1
@@ -40,39 +44,64 @@ class ResponseStream(EventStream):
         self._log.raises_failure = False
         events = OutputEvents(self._kept)
         try:
-            for body in joined(self._written(events.opening())):
+            async for body in joined_in_turns([self._written(events.opening())]):
                 yield body
             async for item in updates:
                 if item is None:
                     yield COMMENT if await self._has_worker() else NO_WORKER
                     continue
-                for body in joined(self._written(self._of(item[1], events))):
+                groups = (self._written(self._of(one, events)) for one in item[1])
+                async for body in joined_in_turns(groups):
                     yield body
         except (QuireError, Refused) as error:
             refusal = refusal_of(error)
             told = {"code": refusal.code, "message": refusal.message, "param": refusal.param}
-            yield _event({"type": "error", "sequence_number": self._last, **told})
+            event = {"type": "error", "sequence_number": self._last, **told}
+            yield b"".join(_parts_of(event))
             await self._on_error(error)
             return
         yield DONE
 
-    def _of(
-        self, updates: Sequence[TokenChunk | Completion], events: OutputEvents
-    ) -> Iterator[Event]:
-        for one in updates:
-            if isinstance(one, Completion):
-                yield from events.ending(one)
-            else:
-                self._note_first_token()
-                yield from events.chunk(one)
+    def _of(self, one: TokenChunk | Completion, events: OutputEvents) -> Iterator[Event]:
+        if isinstance(one, Completion):
+            yield from events.ending(one)
+        else:
+            self._note_first_token()
+            yield from events.chunk(one)
 
     def _written(self, events: Iterable[Event]) -> Iterator[bytes]:
         for event in events:
             if event["sequence_number"] > self._last:
                 self._last = event["sequence_number"]
-                yield _event(event)
+                yield from _parts_of(event)
 
 
-def _event(event: Event) -> bytes:
-    head = f"event: {event['type']}\nid: {event['sequence_number']}\n"
-    return f"{head}data: {json.dumps(event)}\n\n".encode()
+async def joined_in_turns(groups: Iterable[Iterable[bytes]]) -> AsyncGenerator[bytes, None]:
+    """The events of all groups in order, joined up to JOINED_BYTES.
+
+    Others run after each body, and when groups take long of which the caller has everything.
+    """
+    body, turn_ends = bytearray(), monotonic() + TURN_SECONDS
+    for group in groups:
+        for part in group:
+            body += part
+            if len(body) >= JOINED_BYTES:
+                yield bytes(body)
+                body.clear()
+                await asyncio.sleep(0)
+        if monotonic() >= turn_ends:
+            await asyncio.sleep(0)
+            turn_ends = monotonic() + TURN_SECONDS
+    if body:
+        yield bytes(body)
+
+
+def _parts_of(event: Event) -> Iterator[bytes]:
+    yield f"event: {event['type']}\nid: {event['sequence_number']}\ndata: ".encode()
+    if event["type"].endswith(".delta"):
+        # There are many of these, each with little in it.
+        yield compact_ascii(event).encode()
+    else:
+        for part in written_response(event, encode=compact_ascii):
+            yield part.encode()
+    yield b"\n\n"

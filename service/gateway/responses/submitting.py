@@ -133,7 +133,8 @@ def _call(
     kept = call.kept(record.heading)
     kept.check()
     data = kept.encode() if call.fields.is_stored else b""
-    return Call(record, request, is_streamed=bool(call.fields.stream), kept=data), kept
+    is_streamed = bool(call.fields.stream)
+    return Call(record, request, is_streamed, kept=data, is_response=True), kept
 
 
 def _identity(body: Mapping[str, Any], *, tenant: str, key: str | None) -> tuple[str, str]:

@@ -165,6 +165,16 @@ def test_logprobs_come_with_the_deltas_and_with_the_text(client):
     assert "".join(one.token for one in part.logprobs) == "one two three"
 
 
+def test_a_response_has_few_enough_logprobs_also_as_a_stream(gateway, fake):
+    """Its last events, and its body, have all of them."""
+    fields = {"model": "fake", "input": "x", "top_logprobs": 20, "max_output_tokens": 30_000}
+    for stream in (False, True):
+        reply = gateway.ask("POST", PATH, fields | {"stream": stream})
+        assert (reply.status, reply.error["param"]) == (400, "top_logprobs")
+        assert reply.error["message"].endswith("a response may have 524288: ask for fewer")
+    assert fake.requests == []
+
+
 def test_a_response_that_is_not_stored_cannot_be_retrieved(client, fake):
     created = client.responses.create(model="fake", input="hello", store=False)
     assert created.output_text == "one two three"

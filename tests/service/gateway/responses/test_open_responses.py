@@ -152,10 +152,10 @@ def test_an_image_is_refused_by_its_path(gateway: GatewayThread):
 def test_an_event_that_breaks_a_rule_is_noticed(gateway: GatewayThread):
     reply = gateway.ask("POST", PATH, {"model": "fake", "input": "x", "stream": True})
     for old, new in [
-        ('"sequence_number": 3', '"sequence_number": 4'),
+        ('"sequence_number":3', '"sequence_number":4'),
         ("event: response.created", "event: response.begun"),
-        ('"content_index": 0', '"content_index": "0"'),
-        ('"truncation": "disabled"', '"truncated": "disabled"'),
+        ('"content_index":0', '"content_index":"0"'),
+        ('"truncation":"disabled"', '"truncated":"disabled"'),
     ]:
         broken = Reply(reply.status, reply.headers, reply.text.replace(old, new, 1))
         assert broken.text != reply.text
