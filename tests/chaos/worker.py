@@ -98,7 +98,7 @@ METRICS = {
 EVENTS = {"lost_claims": "claim lost", "rewinds": "log rewound", "releases": "request released"}
 #: The last line of a worker that ended by itself: what its metrics said then.
 LAST_WORDS = "last metrics"
-SCRAPE_SECONDS = 10.0
+SCRAPE_SECONDS = 30.0
 
 
 class ChaosWorker(LoggedProcess):
