@@ -29,10 +29,12 @@ from tests.ops.checkout import PROMETHEUS, ROOT, load_yaml
 
 #: Loading torch and the model on a busy machine takes most of it.
 WORKER_START_SECONDS = 90.0
-PROMETHEUS_START_SECONDS = 20.0
+PROMETHEUS_START_SECONDS = 60.0
 #: After SIGTERM; the drain has nothing to wait for once the load has stopped.
 STOP_SECONDS = 30.0
 POLL_SECONDS = 0.1
+#: How many ports are tried for Prometheus, which cannot choose one.
+PORT_ATTEMPTS = 5
 REQUESTS_IN_FLIGHT = 12
 
 
@@ -151,59 +153,42 @@ def running_stack(folder: Path) -> Iterator[tuple[Prometheus, Load]]:
 @contextmanager
 def _worker(redis_url: str, folder: Path) -> Iterator[int]:
     """`python -m service`, ready; the port of its metrics."""
-    port = _free_port()
     variables = {
-        "QUIRE_HTTP_PORT": str(port),
         "QUIRE_DEVICE": "cpu",
         # A small pool and few rows, so that preemptions can happen under a small load.
         "QUIRE_NUM_BLOCKS": "64",
         "QUIRE_MAX_NUM_SEQS": "8",
     }
-    ready = f"http://127.0.0.1:{port}/readyz"
-    with _python("service", variables, redis_url=redis_url, ready=ready, folder=folder):
+    with _python("service", variables, redis_url=redis_url, folder=folder) as port:
         yield port
 
 
 @contextmanager
 def _exporter(redis_url: str, folder: Path) -> Iterator[int]:
     """`python -m service.exporter`, listening; the port of its metrics."""
-    port = _free_port()
-    variables = {"QUIRE_EXPORTER_HTTP_PORT": str(port)}
-    ready = f"http://127.0.0.1:{port}/livez"
-    with _python("service.exporter", variables, redis_url=redis_url, ready=ready, folder=folder):
+    with _python("service.exporter", {}, redis_url=redis_url, folder=folder) as port:
         yield port
 
 
 @contextmanager
 def _gateway(redis_url: str, folder: Path) -> Iterator[int]:
     """`python -m service.gateway`, ready; its port."""
-    port = _free_port()
-    variables = {
-        "QUIRE_GATEWAY_HTTP_PORT": str(port),
-        "QUIRE_GATEWAY_FILES_FOLDER": str(folder / "files"),
-    }
-    ready = f"http://127.0.0.1:{port}/readyz"
-    with _python("service.gateway", variables, redis_url=redis_url, ready=ready, folder=folder):
+    variables = {"QUIRE_GATEWAY_FILES_FOLDER": str(folder / "files")}
+    with _python("service.gateway", variables, redis_url=redis_url, folder=folder) as port:
         yield port
 
 
 @contextmanager
 def _batcher(redis_url: str, folder: Path) -> Iterator[int]:
     """`python -m service.batcher`, ready; its port. The gateway's variable names its folder."""
-    port = _free_port()
-    variables = {
-        "QUIRE_BATCHER_HTTP_PORT": str(port),
-        "QUIRE_GATEWAY_FILES_FOLDER": str(folder / "files"),
-    }
-    ready = f"http://127.0.0.1:{port}/readyz"
-    with _python("service.batcher", variables, redis_url=redis_url, ready=ready, folder=folder):
+    variables = {"QUIRE_GATEWAY_FILES_FOLDER": str(folder / "files")}
+    with _python("service.batcher", variables, redis_url=redis_url, folder=folder) as port:
         yield port
 
 
 @contextmanager
 def _notifier(redis_url: str, folder: Path) -> Iterator[int]:
     """`python -m service.notifier`, ready, with an endpoint that takes everything; its port."""
-    port = _free_port()
     receiver = ThreadingHTTPServer(("127.0.0.1", 0), _Receiver)
     threading.Thread(target=receiver.serve_forever, daemon=True).start()
     (folder / "endpoints.toml").write_text(
@@ -212,16 +197,12 @@ def _notifier(redis_url: str, folder: Path) -> Iterator[int]:
         encoding="utf-8",
     )
     variables = {
-        "QUIRE_NOTIFIER_HTTP_PORT": str(port),
         "QUIRE_NOTIFIER_ENDPOINTS_FILE": str(folder / "endpoints.toml"),
         "QUIRE_NOTIFIER_ALLOWED_NETWORKS": "127.0.0.0/8",
         "QUIRE_NOTIFIER_ALLOWS_HTTP": "true",
     }
-    ready = f"http://127.0.0.1:{port}/readyz"
     try:
-        with _python(
-            "service.notifier", variables, redis_url=redis_url, ready=ready, folder=folder
-        ):
+        with _python("service.notifier", variables, redis_url=redis_url, folder=folder) as port:
             yield port
     finally:
         receiver.shutdown()
@@ -242,13 +223,16 @@ class _Receiver(BaseHTTPRequestHandler):
 
 @contextmanager
 def _python(
-    module: str, variables: dict[str, str], *, redis_url: str, ready: str, folder: Path
-) -> Iterator[None]:
-    """`python -m <module>` once `ready` answers, until the end of the block."""
+    module: str, variables: dict[str, str], *, redis_url: str, folder: Path
+) -> Iterator[int]:
+    """`python -m <module>` on a port that it chose, once it is ready, until the end of the block.
+
+    A port chosen here could be another's by the time that the module has loaded.
+    """
     log = folder / f"{module}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", module],
+            [sys.executable, "-m", module, "--http-port", "0", "--log-format", "json"],
             cwd=ROOT,
             env=os.environ | {"QUIRE_REDIS_URL": redis_url} | variables,
             stderr=output,
@@ -256,14 +240,26 @@ def _python(
         )
     try:
         wait_until(
-            lambda: _answers(ready),
+            lambda: _port_in(log) is not None,
             seconds=WORKER_START_SECONDS,
             what=f"{module} ready (its log: {log})",
             process=process,
         )
-        yield
+        port = _port_in(log)
+        assert port is not None
+        yield port
     finally:
         _stop(process)
+
+
+def _port_in(log: Path) -> int | None:
+    """The port that a process named when it was ready."""
+    for line in log.read_text(encoding="utf-8", errors="replace").splitlines():
+        if line.startswith("{") and line.endswith("}"):
+            event = json.loads(line)
+            if event["event"].endswith(" ready") and "http_port" in event:
+                return int(event["http_port"])
+    return None
 
 
 @contextmanager
@@ -282,16 +278,7 @@ def running_prometheus(ports: dict[str, int], folder: Path) -> Iterator[Promethe
         jobs[name]["static_configs"] = [{"targets": [f"127.0.0.1:{port}"]}]
     configuration["scrape_configs"] = [jobs[name] for name in ports]
     (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration), encoding="utf-8")
-    address = f"127.0.0.1:{_free_port()}"
-    command = [
-        "prometheus",
-        f"--config.file={folder / 'prometheus.yml'}",
-        f"--storage.tsdb.path={folder / 'data'}",
-        f"--web.listen-address={address}",
-        "--log.level=warn",
-    ]
-    with (folder / "prometheus.log").open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output)
+    address, process = _started_prometheus(folder)
     try:
         wait_until(
             lambda: _answers(f"http://{address}/-/ready"),
@@ -302,6 +289,31 @@ def running_prometheus(ports: dict[str, int], folder: Path) -> Iterator[Promethe
         yield Prometheus(f"http://{address}")
     finally:
         _stop(process)
+
+
+def _started_prometheus(folder: Path) -> tuple[str, subprocess.Popen[bytes]]:
+    """Its address and process, once it listens: another process may take a free port before it."""
+    for attempt in range(PORT_ATTEMPTS):
+        address = f"127.0.0.1:{_free_port()}"
+        command = [
+            "prometheus",
+            f"--config.file={folder / 'prometheus.yml'}",
+            f"--storage.tsdb.path={folder / f'data-{attempt}'}",
+            f"--web.listen-address={address}",
+            "--log.level=warn",
+        ]
+        log = folder / f"prometheus-{attempt}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdout=output, stderr=output)
+        give_up = time.monotonic() + PROMETHEUS_START_SECONDS
+        while process.poll() is None and time.monotonic() < give_up:
+            if _answers(f"http://{address}/-/healthy"):
+                return address, process
+            time.sleep(POLL_SECONDS)
+        _stop(process)
+        if "address already in use" not in log.read_text(errors="replace"):
+            raise AssertionError(f"Prometheus does not start: {log.read_text(errors='replace')}")
+    raise AssertionError("Prometheus found no free port")
 
 
 def _stop(process: subprocess.Popen[Any]) -> None:

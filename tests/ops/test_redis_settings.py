@@ -6,16 +6,19 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import redis
-from redis.backoff import ConstantBackoff, NoBackoff
+from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tests.ops.checkout import ROOT, program
+from tests.quire.waiting import eventually
 
 PASSWORD = "0123456789abcdef"
+PORT_ATTEMPTS = 5
 
 
 def moved(text: str, folder: Path) -> str:
@@ -35,27 +38,37 @@ def started(folder: Path) -> Iterator[redis.Redis]:
         moved_text = moved(text, folder)
         (folder / "etc" / "redis" / name).write_text(moved_text, encoding="utf-8")
     (folder / "run" / "secrets" / "redis_password").write_text(PASSWORD, encoding="utf-8")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    start = ["sh", str(folder / "etc" / "redis" / "start.sh")]
-    limits = ["--maxmemory", "64mb", "--bind", "127.0.0.1", "--port", str(port)]
-    environment = os.environ | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
-    process = subprocess.Popen([*start, *limits], stdout=subprocess.DEVNULL, env=environment)
-    client = redis.Redis(
-        port=port,
-        password=PASSWORD,
-        decode_responses=True,
-        retry=Retry(ConstantBackoff(0.1), 100),
-        retry_on_error=[redis.ConnectionError, redis.BusyLoadingError],
-    )
+    client, process = on_a_free_port(folder, programs)
     try:
-        client.ping()
         yield client
     finally:
         client.close()
         process.terminate()
-        process.wait(timeout=10)
+        process.wait(timeout=60)
+
+
+def on_a_free_port(folder: Path, programs: Path) -> tuple[redis.Redis, subprocess.Popen[bytes]]:
+    """Another process may take a free port before the server does."""
+    start = ["sh", str(folder / "etc" / "redis" / "start.sh")]
+    environment = os.environ | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    for _ in range(PORT_ATTEMPTS):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        limits = ["--maxmemory", "64mb", "--bind", "127.0.0.1", "--port", str(port)]
+        process = subprocess.Popen([*start, *limits], stdout=subprocess.DEVNULL, env=environment)
+        client = redis.Redis(port=port, password=PASSWORD, decode_responses=True)
+        eventually(partial(is_there, client, process))
+        if process.poll() is None:
+            return client, process
+        client.close()
+    raise AssertionError("no server could be started")
+
+
+def is_there(client: redis.Redis, process: subprocess.Popen[bytes]) -> bool:
+    """Whether it answers; also true if it has ended. The shell becomes the server."""
+    ended = process.poll() is not None
+    return ended or bool(client.info("server")["process_id"] == process.pid)
 
 
 @pytest.fixture

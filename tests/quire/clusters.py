@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import shutil
 import socket
 import subprocess
@@ -21,10 +22,15 @@ from quire.keys import Keys
 from tests.quire.certificates import files_of
 
 NUM_SLOTS = 16_384
-#: How long the nodes may take until they agree.
-AGREEMENT_SECONDS = 15.0
+#: How long the nodes may take on a busy machine until they agree.
+AGREEMENT_SECONDS = 40.0
 #: The bus of a node has a port of its own, so much above.
 _BUS_OFFSET = 10_000
+#: Where the ports of nodes are: they and their buses are below those that an operating system gives
+#: to programs that ask for any, so nobody is given one before a node has started, or starts again.
+_FIRST_PORT, _LAST_PORT = 10_000, 22_767
+#: How many ports are tried: another process of the tests may have drawn the same one.
+_PORT_ATTEMPTS = 5
 _POLL_SECONDS = 0.02
 
 
@@ -39,26 +45,40 @@ class Node:
         options: Sequence[str] = (),
         certificate: Path | None = None,
     ) -> None:
-        self.port = _free_port()
-        self._folder = folder / str(self.port)
-        self._folder.mkdir()
-        self._command = [
-            *(program, "--bind", "127.0.0.1", *_listening(self.port, certificate)),
-            *("--dir", str(self._folder), "--cluster-enabled", "yes", "--save", ""),
-            *("--cluster-allow-replica-migration", "no"),
-            *("--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1", *options),
-        ]
-        trusted = {"ssl": True, "ssl_ca_certs": str(certificate)} if certificate else {}
-        self.client = redis.Redis(port=self.port, socket_timeout=5.0, **trusted)
+        self._program, self._options, self._certificate = program, options, certificate
+        self._folder = folder
         self.process: subprocess.Popen[bytes] | None = None
+        self._move_to(_free_port())
+
+    def _move_to(self, port: int) -> None:
+        self.port = port
+        self._own_folder = self._folder / str(port)
+        self._own_folder.mkdir(exist_ok=True)
+        self._command = [
+            *(self._program, "--bind", "127.0.0.1", *_listening(port, self._certificate)),
+            *("--dir", str(self._own_folder), "--cluster-enabled", "yes", "--save", ""),
+            *("--cluster-allow-replica-migration", "no", "--repl-diskless-sync-delay", "0"),
+            *("--repl-ping-replica-period", "1", *self._options),
+        ]
+        path = self._certificate
+        trusted = {"ssl": True, "ssl_ca_certs": str(path)} if path else {}
+        self.client = redis.Redis(port=port, socket_timeout=5.0, **trusted)
 
     def __repr__(self) -> str:
         return f"node {self.port}"
 
     def start(self) -> None:
-        with (self._folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
-        until(self._answers, f"{self} answers")
+        """Starts it; at its first start on another port if somebody else has its own."""
+        is_first = self.process is None
+        for _ in range(_PORT_ATTEMPTS):
+            with (self._own_folder / "log").open("ab") as log:
+                self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
+            until(lambda: self._answers() or self._has_ended(), f"{self} answers")
+            if not self._has_ended():
+                return
+            assert is_first, f"{self} has ended; its log is {self._own_folder / 'log'}"
+            self._move_to(_free_port())
+        raise AssertionError("no node could be started")
 
     def kill(self) -> None:
         assert self.process is not None
@@ -95,9 +115,14 @@ class Node:
         return sum(int(row["calls"]) for name, row in calls.items() if name not in uncounted)
 
     def _answers(self) -> bool:
+        assert self.process is not None
         with contextlib.suppress(RedisError):
-            return bool(self.client.ping())
+            # Another server may have taken the port first.
+            return bool(self.client.info("server")["process_id"] == self.process.pid)
         return False
+
+    def _has_ended(self) -> bool:
+        return self.process is not None and self.process.poll() is not None
 
 
 class Cluster:
@@ -302,11 +327,7 @@ def _is_served(node: Node) -> bool:
 
 def _free_port() -> int:
     while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        if port + _BUS_OFFSET > 65_535:
-            port -= 32_768
+        port = random.SystemRandom().randint(_FIRST_PORT, _LAST_PORT)
         with contextlib.suppress(OSError), socket.socket() as own, socket.socket() as bus:
             own.bind(("127.0.0.1", port))
             bus.bind(("127.0.0.1", port + _BUS_OFFSET))

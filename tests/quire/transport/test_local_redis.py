@@ -105,11 +105,13 @@ def test_a_server_that_cannot_start_says_why(monkeypatch):
 def test_a_port_that_another_server_has_taken_meanwhile_is_left_to_it(
     start_server, own_server, monkeypatch
 ):
-    taken, free = own_server.url.rpartition(":")[2].removesuffix("/0"), local_redis._free_port()
-    ports = iter([int(taken), free])
-    monkeypatch.setattr(local_redis, "_free_port", lambda: next(ports))
+    taken, free = (
+        [int(own_server.url.rpartition(":")[2].removesuffix("/0"))],
+        local_redis._free_port,
+    )
+    monkeypatch.setattr(local_redis, "_free_port", lambda: taken.pop() if taken else free())
     with start_server() as second, connect(second.url) as connection:
-        assert second.url != own_server.url
+        assert second.url != own_server.url and not taken
         assert connection.info("server")["process_id"] == second.pid
 
 

@@ -25,7 +25,7 @@ from quire.transport.urls import parts_of
 from quire.wire.output import State
 from tests.quire.builders import make_request, port_of
 from tests.quire.certificates import NO_TLS, files_of, make_certificate
-from tests.quire.sentinels import replicas_known_to, started_sentinel
+from tests.quire.sentinels import PORT_ATTEMPTS, replicas_known_to, started_sentinel
 from tests.quire.waiting import eventually
 
 pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(90)]
@@ -57,7 +57,8 @@ def switch_over(sentinel: int) -> int:
     with redis.Redis(port=sentinel) as asked:
         # Where clients find it; the address by name is that of the new one some moments earlier.
         before = asked.sentinel_master("shop")["port"]
-        asked.execute_command("SENTINEL FAILOVER", "shop")
+        # Refused while the sentinel has not heard of the replica for some seconds.
+        eventually(lambda: bool(asked.execute_command("SENTINEL FAILOVER", "shop")))
         eventually(lambda: asked.sentinel_master("shop")["port"] != before)
         with redis.Redis(port=before) as old:
             assert old.info("replication")["role"] == "master"
@@ -87,7 +88,7 @@ def test_a_queue_goes_on_at_the_new_master_though_the_one_before_lives_on(sentin
         broker, pool = Broker(connection), connection.connection_pool
         broker.ensure_groups()
         broker.submit(make_request(id="before"))
-        connection.wait(1, 5000)
+        eventually(lambda: connection.wait(1, 1000) == 1)
         in_use = pool.get_connection()
         ports = asyncio.run(ports_of_a_loop())
         assert broker.submit(make_request(id="after")).state is State.QUEUED
@@ -114,7 +115,8 @@ def test_what_an_interrupted_read_left_unread_is_no_answer_to_the_next(sentinel,
         helper = threading.Thread(target=interrupt)
         helper.start()
         with pytest.raises(KeyboardInterrupt):
-            connection.blpop(["nothing"], timeout=1)
+            # Nearly as long as the socket waits: a busy machine comes to the interruption before.
+            connection.blpop(["nothing"], timeout=4)
         helper.join()
         assert connection.get("key") == b"value"
 
@@ -200,14 +202,20 @@ def test_an_option_of_a_sentinel_url_that_would_not_be_heeded_is_refused(make, u
 @pytest.fixture(scope="module")
 def secured(start, tmp_path_factory):
     """A server under TLS. Yields its port and the folder of its certificate, which it signed."""
-    folder, port = tmp_path_factory.mktemp("tls"), _free_port()
+    folder = tmp_path_factory.mktemp("tls")
     make_certificate(folder)
-    try:
-        start("--tls-port", str(port), "--tls-auth-clients", "no", *files_of(folder))
-    except BrokerUnavailable as error:
-        if any(text in str(error) for text in NO_TLS):
-            pytest.skip("this redis-server was built without TLS")
-        raise
+    for attempt in range(PORT_ATTEMPTS):
+        port = _free_port()
+        try:
+            start("--tls-port", str(port), "--tls-auth-clients", "no", *files_of(folder))
+        except BrokerUnavailable as error:
+            if any(text in str(error) for text in NO_TLS):
+                pytest.skip("this redis-server was built without TLS")
+            # Another process may have taken the port.
+            if attempt == PORT_ATTEMPTS - 1:
+                raise
+        else:
+            break
     return port, folder
 
 
