@@ -120,6 +120,15 @@ class Clockwork:
     def expire_delay(self, request_id: str) -> None:
         self.connection.zadd(self.broker.keys.delay, {request_id: 1}, xx=True)
 
+    def bring_deadline(self, request_id: str, *, seconds: float = 0.2) -> None:
+        """A request that has a later deadline is past it in so many seconds.
+
+        A deadline that is near from the beginning may be over before a busy machine's first claim.
+        """
+        at_ms = self.broker.now_ms() + int(1000 * seconds)
+        self.connection.hset(self.broker.keys.request(request_id), "deadline_ms", at_ms)
+        self.connection.zadd(self.broker.keys.wait, {request_id: at_ms}, xx=True)
+
     def expire_queue_time(self, request_id: str) -> None:
         self.connection.zadd(self.broker.keys.wait, {request_id: 1}, xx=True)
 
@@ -156,10 +165,13 @@ class Snapshot:
         ]
 
     def restore(self) -> None:
-        for key in queue_keys(self._connection, self._broker):
-            self._connection.delete(key)
-        for key, dump, expiry in self._dumps:
-            self._connection.restore(key, expiry, dump)
+        # At once: whoever looks meanwhile must not find a queue without its requests.
+        with self._connection.pipeline(transaction=True) as pipeline:
+            for key in queue_keys(self._connection, self._broker):
+                pipeline.delete(key)
+            for key, dump, expiry in self._dumps:
+                pipeline.restore(key, expiry, dump)
+            pipeline.execute()
 
 
 def port_of(server: LocalRedis) -> str:

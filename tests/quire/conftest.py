@@ -26,9 +26,11 @@ from hypothesis import settings
 from quire.broker.broker import Broker
 from quire.transport.connection import connect
 from quire.transport.local_redis import URL_VARIABLE, LocalRedis
+from quire.transport.patience import Patience
 from tests.quire.books import misranked, mistold, unbalanced
 from tests.quire.builders import Clockwork, leaked_keys, queue_keys
 from tests.quire.clusters import cluster  # noqa: F401
+from tests.quire.waiting import Clock
 
 # A machine that has other work is slow, and no example is wrong for that.
 settings.register_profile("whatever it takes", deadline=None)
@@ -155,6 +157,37 @@ def broker(make_broker: Callable[..., Broker]) -> Broker:
 @pytest.fixture
 def clockwork(connection: redis.Redis, broker: Broker) -> Clockwork:
     return Clockwork(connection, broker)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock by which clients lose their patience."""
+    clock = Clock()
+    monkeypatch.setattr("quire.transport.patience.time", clock)
+    return clock
+
+
+@pytest.fixture
+def ended_after_the_note(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> float:
+    """A timeout that is over some reads after a wait has said what is missing."""
+    timeout, noted = 600.0, dict[Patience, int]()
+    explain, left = Patience.explain, Patience.left
+
+    def explain_and_note(patience: Patience, reason: str | None) -> None:
+        explain(patience, reason)
+        noted[patience] = 0
+
+    def left_for_some_reads(patience: Patience, longest_seconds: float) -> float:
+        if patience in noted:
+            noted[patience] += 1
+            clock.ahead += timeout * (noted[patience] == 5)
+        return left(patience, longest_seconds)
+
+    monkeypatch.setattr(Patience, "explain", explain_and_note)
+    monkeypatch.setattr(Patience, "left", left_for_some_reads)
+    for module in ("handle", "group_handle"):
+        monkeypatch.setattr(f"quire.client.{module}.MAX_BLOCK_SECONDS", 0.05)
+    return timeout
 
 
 @pytest.fixture

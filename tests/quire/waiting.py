@@ -22,6 +22,19 @@ def eventually(condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not come about")
 
 
+class Clock:
+    """The clock of waits; a test puts it forward, so that a timeout is over when the test says so.
+
+    A timeout in real time is either long, or over before a busy machine has come to what is tested.
+    """
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead
+
+
 class Reading:
     """Calls `read` in a thread of its own; `result` is what it returned, or the error it raised."""
 
@@ -30,6 +43,10 @@ class Reading:
         self._found: list[Any] = []
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self._found)
 
     def result(self) -> Any:
         self._thread.join(PATIENCE_SECONDS)

@@ -28,8 +28,11 @@ def finish(broker, claimed):
 
 
 def lifetimes(broker, connection):
-    """The milliseconds that record and log still have."""
-    return [connection.pttl(key) for key in (broker.keys.request("a"), broker.keys.output("a"))]
+    """The milliseconds that record and log still have, at the same moment."""
+    with connection.pipeline(transaction=True) as pipeline:
+        for key in (broker.keys.request("a"), broker.keys.output("a")):
+            pipeline.pttl(key)
+        return pipeline.execute()
 
 
 def test_it_lives_as_long_as_the_results(broker, connection, kept):

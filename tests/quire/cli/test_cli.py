@@ -34,7 +34,9 @@ def echo(request):
 
 
 @pytest.fixture
-def worker(real_broker):
+def worker(real_broker, monkeypatch):
+    # It signs no registry: where a busy machine lets it answer after a second, a wait would say so.
+    monkeypatch.setattr("quire.transport.patience.NOTE_SECONDS", 60.0)
     with FakeWorker(real_broker, echo) as worker:
         yield worker
 

@@ -1,6 +1,7 @@
 import contextlib
 import io
 from pathlib import Path
+from time import process_time
 
 import pytest
 
@@ -10,6 +11,8 @@ from quire.cli.exit_codes import EXIT_USAGE
 from quire.cli.verbs import VERBS
 
 COLUMNS = 80
+#: Of CPU time, which other work of the machine does not take: for a long word, and for imports.
+MOST_SECONDS = 10.0
 COMMANDS = [
     [],
     *([verb.name] for verb in VERBS if not verb.passes_on),
@@ -131,17 +134,19 @@ def test_what_has_no_password_is_repeated_as_it_was_written(word, capsys):
 
 
 @pytest.mark.parametrize("word", [word * 20_000 for word in ("x", "a:", "redis", "redis:", ":/")])
-@pytest.mark.timeout(10)
 def test_a_long_word_is_looked_through_at_once(word, capsys):
+    began = process_time()
     with pytest.raises(SystemExit):
         main(["limits", word])
+    assert process_time() - began < MOST_SECONDS
     assert "unrecognized arguments: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("word", ["x" * 20_000, "a b", "redis://host:6379/0", "a/b"])
-@pytest.mark.timeout(10)
 def test_what_is_no_id_is_refused_where_an_id_is_expected(word, capsys):
+    began = process_time()
     with pytest.raises(SystemExit) as ended:
         main(["status", word])
+    assert process_time() - began < MOST_SECONDS
     assert ended.value.code == EXIT_USAGE
     assert f"argument id: {word} is not the id of a request\n" in capsys.readouterr().err

@@ -9,7 +9,8 @@ from quire.cli import main
 from quire.errors import BrokerUnavailable
 from quire.transport.connection import connect
 from quire.transport.local_redis import URL_VARIABLE, LocalRedis
-from tests.quire.builders import claim_next, make_item, make_request
+from quire.transport.patience import Patience
+from tests.quire.builders import Clockwork, claim_next, make_item, make_request
 
 pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(60)]
 
@@ -117,18 +118,21 @@ def test_an_interruption_while_modules_are_loaded_leaves_no_traceback(monkeypatc
     assert main(["status"]) == 130
 
 
-def test_who_waits_is_told_once_that_nobody_works(quire, real_broker, monkeypatch):
+def test_who_waits_is_told_once_that_nobody_works(
+    quire, real_broker, monkeypatch, ended_after_the_note
+):
     monkeypatch.setattr("quire.transport.patience.NOTE_SECONDS", 0.05)
     request_id = quire("submit", "x")[1].strip()
-    wait = ("result", request_id, "--timeout", "0.3")
+    wait = ("result", request_id, "--timeout")
     nobody = f"no worker is alive on queue '{real_broker.keys.queue}'"
-    code, out, err = quire(*wait)
+    code, out, err = quire(*wait, str(ended_after_the_note))
     note, error = err.splitlines()
     assert (code, out) == (1, "")
     assert note.startswith(f"{request_id} waits: {nobody}")
     assert error.startswith(f"error: {request_id} has not ended yet: {nobody}")
     # A wait that is shorter than the moment of the note is told at its end.
     monkeypatch.setattr("quire.transport.patience.NOTE_SECONDS", 60)
+    wait = (*wait, "0.3")
     (error,) = quire(*wait)[2].splitlines()
     assert error.startswith(f"error: {request_id} has not ended yet: {nobody}")
     real_broker.beat_worker("w", "ready", {})
@@ -144,14 +148,23 @@ def test_who_waits_is_told_once_that_nobody_works(quire, real_broker, monkeypatc
     "verb", [("submit", "x", "--follow"), ("submit", "x", "--wait"), ("tail",)]
 )
 def test_who_follows_what_nobody_computes_is_told_its_id_and_why(
-    quire, real_broker, monkeypatch, verb
+    quire, real_broker, real_connection, monkeypatch, verb
 ):
+    explain, clockwork = Patience.explain, Clockwork(real_connection, real_broker)
+
+    def explain_and_be_late(patience, reason):
+        explain(patience, reason)
+        # The deadline comes after the note, however slow the machine is.
+        clockwork.bring_deadline("r")
+
     monkeypatch.setattr("quire.transport.patience.NOTE_SECONDS", 0.05)
-    soon = ("--deadline", "0.5", "--id", "r")
+    monkeypatch.setattr("quire.client.handle.MAX_BLOCK_SECONDS", 0.1)
+    monkeypatch.setattr(Patience, "explain", explain_and_be_late)
+    request = ("--deadline", "600", "--id", "r")
     if verb == ("tail",):
-        quire("submit", "x", *soon)
-        verb, soon = ("tail", "r"), ()
-    code, out, err = quire(*verb, *soon)
+        quire("submit", "x", *request)
+        verb, request = ("tail", "r"), ()
+    code, out, err = quire(*verb, *request)
     assert (code, out) == (1, "")
     note, error = err.splitlines()
     assert note.startswith(f"r waits: no worker is alive on queue '{real_broker.keys.queue}'")
@@ -163,7 +176,8 @@ def test_a_batch_that_nobody_computes_says_so_once(quire, real_broker, monkeypat
     line = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
     (tmp_path / "in.jsonl").write_text(json.dumps(line) + "\n")
     files = ("-i", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl"))
-    _, _, err = quire("run-batch", *files, "--deadline", "1")
+    # The deadline is so far behind the note that even a busy machine comes to the note first.
+    _, _, err = quire("run-batch", *files, "--deadline", "4")
     told = f"the batch in waits: no worker is alive on queue '{real_broker.keys.queue}'"
     assert err.count(told) == 1
 

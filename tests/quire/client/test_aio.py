@@ -24,6 +24,8 @@ from tests.quire.proxy import wire_to
 
 NUM_STREAMS = 1000
 NUM_TOKENS = 4
+#: As long as the socket allows: a newcomer that is not read for at once is told from a slow one.
+BLOCKED_SECONDS = 4.0
 
 
 class Publisher:
@@ -124,13 +126,14 @@ def until(condition):
 
 
 def test_a_new_reader_in_the_loop_does_not_wait_for_the_read_that_is_blocked(connection, broker):
-    """The blocked read lasts two seconds; the newcomer has half of one."""
+    """The newcomer has less time than the blocked read lasts."""
     silent, busy = Client(broker).submit_many([{"prompt": [1]}] * 2)
     claims = [claim_next(broker).claim for _ in range(2)]
 
     async def scenario():
         client = AsyncClient(async_twin(connection), queue=broker.keys.queue)
         reader = client._brokers[0]._reader
+        reader._reads._longest_block = BLOCKED_SECONDS
         waiting = asyncio.create_task(text_streamed(client.attach(silent.request_id)))
         await asyncio.to_thread(until, lambda: reader._is_blocked)
         newcomer = asyncio.create_task(anext(client.stream(busy.request_id)))
@@ -144,11 +147,12 @@ def test_a_new_reader_in_the_loop_does_not_wait_for_the_read_that_is_blocked(con
             await waiting
         return seconds
 
-    assert asyncio.run(scenario()) < 0.5
+    assert asyncio.run(scenario()) < BLOCKED_SECONDS - 1
 
 
 def test_a_new_reader_in_a_thread_does_not_wait_for_the_read_that_is_blocked(connection, broker):
     shared = SharedReadsBroker(connection, queue=broker.keys.queue)
+    shared._reader._reads._longest_block = BLOCKED_SECONDS
     silent, busy = Client(broker).submit_many([{"prompt": [1]}] * 2)
     claims = [claim_next(broker).claim for _ in range(2)]
     with ThreadPoolExecutor() as pool:
@@ -159,7 +163,7 @@ def test_a_new_reader_in_a_thread_does_not_wait_for_the_read_that_is_blocked(con
         began = time.monotonic()
         broker.commit([make_item(claims[1], 0, 1)])
         assert newcomer.result().token_ids == (token_at(0),)
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < BLOCKED_SECONDS - 1
         broker.commit([make_item(claims[0], 0, 1, final=True)])
         assert waiting.result().state is State.COMPLETED
 
@@ -175,7 +179,7 @@ def test_two_readers_at_different_places_of_one_log_each_get_what_they_lack(conn
         texts = [(await anext(ahead)).text, (await anext(behind)).text]
         both = asyncio.gather(anext(ahead), anext(behind))
         waits = client._brokers[0]._reader._waits
-        await asyncio.to_thread(until, lambda: waits and waits.groups())
+        await asyncio.to_thread(until, lambda: bool(waits))
         broker.commit([make_item(claim, 2, 4)])
         texts += [chunk.text for chunk in await both]
         await client.close()
@@ -267,7 +271,7 @@ def test_all_callers_learn_of_a_dead_server_together():
         assert {type(end) for end in ends} == {BrokerUnavailable}
         return seconds
 
-    assert asyncio.run(scenario()) < 8 * retry_seconds  # By turns it were twenty.
+    assert asyncio.run(scenario()) < 14 * retry_seconds  # By turns it were twenty.
 
 
 def test_a_full_queue_names_what_was_accepted_all_the_same(connection, broker):

@@ -43,7 +43,8 @@ class Pair:
         self.servers.reverse()
 
     def wait_for_replica(self) -> None:
-        assert self.master.wait(1, int(PATIENCE_SECONDS * 1000)) == 1
+        with connect(self.servers[0].url, block_seconds=PATIENCE_SECONDS) as master:
+            assert master.wait(1, int(PATIENCE_SECONDS * 1000)) == 1
 
 
 @pytest.fixture

@@ -45,8 +45,9 @@ def test_a_reader_of_the_stream_is_told_too(client):
 
 
 def test_what_a_lost_worker_has_published_comes_with_the_end(client, broker, clockwork):
-    handle = client.submit("x", deadline=0.2)
+    handle = client.submit("x", deadline=60)
     lost_in_a_worker(broker, clockwork)
+    clockwork.bring_deadline(handle.request_id)
     with pytest.raises(DeadlineExceeded) as caught:
         handle.result(timeout=TIMEOUT)
     assert caught.value.completion.token_ids == (token_at(0), token_at(1))
@@ -61,8 +62,9 @@ def test_so_it_is_with_a_cancelled_one(client, broker, clockwork):
 
 
 def test_what_a_worker_holds_is_left_to_it(client, broker, clockwork):
-    handle = client.submit("x", deadline=0.2)
+    handle = client.submit("x", deadline=60)
     claim = claim_next(broker).claim
+    clockwork.bring_deadline(handle.request_id)
     handle.cancel()
     with pytest.raises(WaitTimeout):
         handle.result(timeout=0.5)
@@ -84,9 +86,11 @@ def test_a_lease_that_is_over_is_no_reason_by_itself(client, broker, clockwork):
 
 
 def test_the_members_of_a_group_end_at_their_time(client, broker, clockwork):
-    rows = [{"prompt": "x", "request_id": name, "deadline": 0.2} for name in "abc"]
+    rows = [{"prompt": "x", "request_id": name, "deadline": 60} for name in "abc"]
     group = client.submit_many(rows, group="g")
     lost_in_a_worker(broker, clockwork)
+    for name in "abc":
+        clockwork.bring_deadline(f"g~{name}")
     ended = {completion.request_id: completion for completion in group.results(timeout=TIMEOUT)}
     assert set(ended) == {"g~a", "g~b", "g~c"}
     assert {completion.state for completion in ended.values()} == {State.EXPIRED}

@@ -19,6 +19,7 @@ from quire.transitions.values import Claimed, CommitItem
 from quire.transport.cluster import connection as cluster_connection
 from quire.transport.cluster.redirects import Doubt
 from tests.quire.clusters import Cluster, Node, another, real_program, until
+from tests.quire.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.real_redis
 
@@ -78,15 +79,27 @@ def test_a_read_that_waits_continues_at_the_new_node(
         stream = client.stream(claim.request_id)
 
         def follow() -> None:
-            found.extend(chunk.text for _, chunk in zip(range(2), stream, strict=False))
+            for _, chunk in zip(range(2), stream, strict=False):
+                found[:] = [*found, chunk.text]
 
-        reader = threading.Thread(target=follow)
+        reader, node = threading.Thread(target=follow), cluster.owner(keys)
         reader.start()
-        until(lambda: found == [] and reader.is_alive(), "it reads")
-        cluster.move(keys, another(cluster, cluster.owner(keys)))
+        until(lambda: found == ["a"] and has_blocked(node), "it waits for more")
+        cluster.move(keys, another(cluster, node))
         broker.commit([CommitItem(claim, 1, (2,), "b")])
-        reader.join(10)
+        reader.join(PATIENCE_SECONDS)
         assert found == ["a", "b"]
+
+
+def has_blocked(node: Node) -> bool:
+    """Whether a read waits there."""
+    return int(node.client.info("clients")["blocked_clients"]) > 0
+
+
+def num_refused(node: Node) -> int:
+    """How often the node has said TRYAGAIN."""
+    found = node.client.info("errorstats").get("errorstat_TRYAGAIN", {"count": 0})
+    return int(found["count"])
 
 
 @contextmanager
@@ -131,25 +144,25 @@ def test_an_event_loop_follows_each_key_too(cluster: Cluster, queue: str):
 def test_a_script_waits_until_all_its_keys_are_on_one_side(
     cluster: Cluster, connection: redis.Redis, queue: str
 ):
-    broker, keys = Broker(connection, queue=queue, retry_seconds=10.0), Keys(queue)
+    broker, keys = Broker(connection, queue=queue, retry_seconds=PATIENCE_SECONDS), Keys(queue)
     with Client(broker) as client:
         claim = claimed(broker, client).claim
         replies: list[object] = []
         with half_moved(cluster, keys, keys.request(claim.request_id)) as (source, target):
             commit = CommitItem(claim, 0, (1, 2), "ab")
             late = threading.Thread(target=lambda: replies.extend(broker.commit([commit])))
-            late.start()
             # Redis 6.2 sends a script with missing keys to the new node, which says it then.
-            nodes = (source, target)
+            before = num_refused(source) + num_refused(target)
+            late.start()
             until(
-                lambda: any("errorstat_TRYAGAIN" in one.client.info("errorstats") for one in nodes),
+                lambda: num_refused(source) + num_refused(target) > before,
                 "a node has said TRYAGAIN",
             )
             assert not replies
             # Nothing was written on either side.
             log = keys.output(claim.request_id)
             assert log not in source.keys_of(keys) | target.keys_of(keys)
-        late.join(10)
+        late.join(PATIENCE_SECONDS)
         assert [reply.published for reply in replies] == [2]
         assert client.status(claim.request_id).published == 2
 
@@ -199,12 +212,12 @@ def offset_of(node: Node) -> int:
 
 def test_clients_find_the_replica_that_took_over(pair: Cluster):
     async def status(request_id: str) -> str:
-        async with AsyncClient(pair.url, retry_seconds=10.0) as client:
+        async with AsyncClient(pair.url, retry_seconds=PATIENCE_SECONDS) as client:
             await client.status(request_id)
             await asyncio.to_thread(fail_over, pair)
             return str((await client.status(request_id)).state)
 
-    with Client(pair.url, retry_seconds=10.0) as client:
+    with Client(pair.url, retry_seconds=PATIENCE_SECONDS) as client:
         handle = client.submit("hello")
         assert asyncio.run(status(handle.request_id)) == "queued"
         assert client.submit("again").status().state == "queued"

@@ -18,7 +18,8 @@ from quire.errors import BrokerUnavailable, Cancelled
 from quire.keys import Keys
 from quire.transport.cluster.connection import for_key
 from quire.transport.local_redis import LocalRedis
-from tests.quire.clusters import Cluster, Node, another, spread
+from tests.quire.cluster.test_moves import has_blocked
+from tests.quire.clusters import Cluster, Node, another, spread, until
 
 pytestmark = pytest.mark.real_redis
 
@@ -133,12 +134,28 @@ def test_a_blocked_read_of_one_shard_delays_no_other(cluster: Cluster, queue: st
         blocked, free = brokers_of(connection, queue, 2)
         blocked.ensure_groups()
         free.ensure_groups()
-        reader = threading.Thread(target=lambda: blocked.peek(count=1, block_seconds=2.0))
+        over, num_blocks = threading.Event(), [0]
+
+        def block_again() -> None:
+            while not over.is_set():
+                blocked.peek(count=1, block_seconds=2.0)
+                num_blocks[0] += 1
+
+        def all_in_one_block() -> bool:
+            """A busy machine may need longer for one of them than a read is blocked."""
+            before = num_blocks[0]
+            until(lambda: has_blocked(cluster.owner(first)), "a read waits")
+            for _ in range(20):
+                assert free.peek(count=1) == []
+            return num_blocks[0] == before
+
+        reader = threading.Thread(target=block_again)
         reader.start()
-        for _ in range(20):
-            assert free.peek(count=1) == []
-        assert reader.is_alive()
-        reader.join()
+        try:
+            until(all_in_one_block, "twenty looks while one read waits")
+        finally:
+            over.set()
+            reader.join()
 
 
 def test_states_are_read_from_all_nodes_in_order(

@@ -14,7 +14,7 @@ from quire import (
     State,
 )
 from quire.testing.in_memory import Answer, FakeQuire, FakeWorker
-from tests.quire.builders import leaked_keys
+from tests.quire.builders import Clockwork, leaked_keys
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -140,8 +140,9 @@ def test_an_outage_is_the_error_of_an_outage_and_passes():
 
 def test_a_delayed_request_is_answered_when_it_is_due():
     with FakeQuire(answer=lambda request: "later") as fake:
-        handle = fake.client().submit("x", delay_seconds=0.05)
+        handle = fake.client().submit("x", delay_seconds=600)
         assert handle.status().state is State.SCHEDULED
+        Clockwork(fake.connection, fake.broker).expire_delay(handle.request_id)
         assert handle.result(timeout=10).text == "later"
 
 
@@ -158,13 +159,16 @@ def test_an_answer_that_meets_an_outage_is_made_again_and_goes_on(ends_badly):
                 raise RequestFailed("out_of_paper", "nobody hears this")
         yield "second"
 
-    with FakeQuire() as fake, FakeWorker(fake.make_broker(lease_seconds=0.2), answer) as worker:
+    with FakeQuire() as fake, FakeWorker(fake.broker, answer) as worker:
         handle = fake.client().submit("x")
         assert next(handle.stream()).text == "first "
         (run,) = worker._running
         with fake.outage():
             is_away.set()
             run.thread.join(10)
+            assert not run.thread.is_alive()
+        # Its lease is as long as ever, so that the worker loses it by this alone.
+        Clockwork(fake.connection, fake.broker).expire_lease(handle.request_id)
         assert handle.result(timeout=10).text == "first second"
     assert answers == [handle.request_id] * 2
 

@@ -28,42 +28,48 @@ def pass_seconds(connection, broker, seconds):
 
 @pytest.fixture
 def limited(broker):
-    """6000 tokens a minute, one in ten milliseconds."""
+    """6000 tokens a minute, one in ten milliseconds.
+
+    What the tests have refused is far more than the bucket gets back while a busy machine keeps
+    them from their next call.
+    """
     broker.set_limits(QueueLimits(rate=6000, rates={"big": 12_000, "free": 0}))
     return broker
 
 
 def test_a_minute_of_tokens_may_be_used_at_once_and_no_more(limited):
+    began_ms = limited.now_ms()
     limited.submit_many([sized(1000) for _ in range(6)])
     error = refusal(limited, sized(1000, tenant="default"))
-    assert 9.0 < error.retry_after_seconds <= 10.0
+    passed = (limited.now_ms() - began_ms + 1) / 1000
+    assert 10.0 - passed <= error.retry_after_seconds <= 10.0
     assert "the tenant default has used its tokens per minute" in str(error)
 
 
 def test_after_the_seconds_that_a_refusal_names_the_request_is_let_in(limited, connection):
     limited.submit_many([sized(1000) for _ in range(6)])
-    seconds = refusal(limited, sized(500)).retry_after_seconds
-    pass_seconds(connection, limited, seconds - 0.5)
-    assert 0 < refusal(limited, sized(500)).retry_after_seconds <= 0.5
-    pass_seconds(connection, limited, 0.5)
-    assert limited.submit(sized(500)).created
+    seconds = refusal(limited, sized(3000)).retry_after_seconds
+    pass_seconds(connection, limited, seconds - 10)
+    assert 0 < refusal(limited, sized(3000)).retry_after_seconds <= 10
+    pass_seconds(connection, limited, 10)
+    assert limited.submit(sized(3000)).created
 
 
 def test_each_tenant_has_its_own_tokens(limited):
     limited.submit(sized(6000, tenant="a"))
-    refusal(limited, sized(100, tenant="a"))
+    refusal(limited, sized(3000, tenant="a"))
     assert limited.submit(sized(6000, tenant="b")).created
     limited.submit_many([sized(6000, tenant="big") for _ in range(2)])
-    refusal(limited, sized(100, tenant="big"))
+    refusal(limited, sized(6000, tenant="big"))
     limited.submit_many([sized(9000, tenant="free") for _ in range(5)])
 
 
 def test_a_request_above_a_minutes_tokens_is_let_in_once_nothing_was_used(limited, connection):
     """It would be told for ever to try again later. The tenant then waits for all of its tokens."""
-    limited.submit(sized(100, tenant="a"))
+    limited.submit(sized(3000, tenant="a"))
     error = refusal(limited, sized(60_000, tenant="a"))
-    assert error.retry_after_seconds <= 1.0
-    pass_seconds(connection, limited, 1.0)
+    assert error.retry_after_seconds <= 30.0
+    pass_seconds(connection, limited, 30.0)
     assert limited.submit(sized(60_000, tenant="a")).created
     assert refusal(limited, sized(100, tenant="a")).retry_after_seconds > 500
 
@@ -73,7 +79,8 @@ def test_what_the_answer_leaves_unused_is_given_back_at_the_end(limited):
     refusal(limited, sized(3000))
     limited.commit([make_item(claim_next(limited).claim, 0, 997, final=True)])
     assert limited.submit(sized(4900)).created
-    refusal(limited, sized(200))
+    # If all had been given back, this one would be let in.
+    refusal(limited, sized(1100))
 
 
 def test_without_what_is_given_back_it_would_be_refused(make_broker):
@@ -89,7 +96,7 @@ def test_a_request_that_is_cancelled_while_it_waits_gives_all_back_once(limited)
     for _ in range(3):
         limited.cancel("a")
     limited.submit(sized(5990))
-    refusal(limited, sized(100))
+    refusal(limited, sized(3000))
 
 
 def test_what_is_known_and_what_is_refused_takes_nothing(limited, connection):
@@ -103,15 +110,17 @@ def test_what_is_known_and_what_is_refused_takes_nothing(limited, connection):
 
 def test_those_that_were_accepted_are_named_with_the_refusal(limited):
     requests = [sized(2500, id=name) for name in "abc"]
+    began_ms = limited.now_ms()
     with pytest.raises(QueueFull) as caught:
         limited.submit_many(requests)
+    passed = (limited.now_ms() - began_ms + 1) / 1000
     assert caught.value.accepted == ("a", "b")
-    assert 14 < caught.value.retry_after_seconds <= 15
+    assert 15 - passed <= caught.value.retry_after_seconds <= 15
 
 
 def test_tenants_that_used_nothing_lately_take_no_memory(limited, connection):
     for number in range(50):
-        limited.submit(sized(100, tenant=f"t{number}"))
+        limited.submit(sized(3000, tenant=f"t{number}"))
     assert connection.zcard(limited.keys.rate) == 50
     pass_seconds(connection, limited, 60)
     limited.submit(sized(100, tenant="last"))
