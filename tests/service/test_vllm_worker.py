@@ -3,6 +3,8 @@
 import functools
 from collections.abc import Callable, Sequence
 
+import pytest
+
 from engine.errors import DeviceFailed
 from engine.vllm.engine import VllmEngine
 from service.model.served import ServedModel
@@ -10,7 +12,14 @@ from service.observe.register import REGISTER
 from service.pages.metrics_page import ABSENT, IN_PART, WITHOUT_COUNTERPART
 from service.settings.config import Settings
 from tests.engine.vllm.fake_vllm import FakeVllm
-from tests.service.builders import VOCAB_SIZE, Queue, WorkerThread, expected_tokens, fake_model
+from tests.service.builders import (
+    PATIENCE_SECONDS,
+    VOCAB_SIZE,
+    Queue,
+    WorkerThread,
+    expected_tokens,
+    fake_model,
+)
 from tests.service.fake_model import NEVER
 
 #: What a fake model says by itself.
@@ -37,7 +46,10 @@ def loaded(settings: Settings, *, before_step: Callable[[], None] = lambda: None
     return served
 
 
-def test_an_error_in_a_step_of_vllm_ends_its_worker_and_no_request(queue: Queue):
+def test_an_error_in_a_step_of_vllm_ends_its_worker_and_no_request(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("service.process.worker.LAST_COMMIT_SECONDS", PATIENCE_SECONDS)
     ids = [queue.submit((n,), max_tokens=300) for n in (4, 5)]
     load = functools.partial(loaded, before_step=Failing(queue, ids))
     with WorkerThread(queue.settings(lease_seconds=600.0), load=load) as worker:

@@ -81,7 +81,7 @@ def test_what_cannot_go_on_ends_with_the_name_of_its_field(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(grammars, "MAX_LEXER_STATES", NUM_STATES)
-    settings = queue.settings(model=str(EMBEDDED_MODEL), device="cpu")
+    settings = queue.settings(model=str(EMBEDDED_MODEL), device="cpu", lease_seconds=60.0)
     asked = {"max_tokens": 20, "temperature": 0.0}
     with (
         WorkerThread(settings, load=load_model),

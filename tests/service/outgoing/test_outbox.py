@@ -226,7 +226,7 @@ def test_a_rest_ends_early_when_the_engine_has_ended_all_it_was_given():
     outbox.put([output(0, [1], key="a", end=FinishReason.EOS)])
     assert not rested.wait(0.05)
     outbox.put([output(0, [1], key="b", end=FinishReason.EOS)])
-    assert rested.wait(10.0)
+    assert rested.wait(PATIENCE_SECONDS)
     waiter.join()
 
 
@@ -285,7 +285,7 @@ def test_closing_wakes_a_publisher_that_waits():
     waiter = threading.Thread(target=lambda: taken.append(outbox.take(timeout=60.0)))
     waiter.start()
     outbox.close()
-    waiter.join(10.0)
+    waiter.join(PATIENCE_SECONDS)
     assert taken == [[]]
 
 
