@@ -71,6 +71,7 @@ __all__ = [
 #: The module of the worker that serves a model, and of the same one with pauses.
 REAL_WORKER, SLOW_WORKER = "service", "tests.service.process.slow_worker"
 CHECKOUT = EMBEDDED_MODEL.parents[1]
+Program = subprocess.Popen[str] | ForkedProgram
 #: Short enough for quick takeovers, long enough to be renewed on a busy machine.
 LEASE_SECONDS = 1.5
 
@@ -190,9 +191,7 @@ class LoggedProcess:
         self.process.wait()
         self._reader.join()
 
-    def _start(
-        self, command: tuple[str, ...], environ: dict[str, str]
-    ) -> "subprocess.Popen[str] | ForkedProgram":
+    def _start(self, command: tuple[str, ...], environ: dict[str, str]) -> Program:
         return subprocess.Popen(
             [sys.executable, "-m", *command],
             cwd=CHECKOUT,
@@ -205,8 +204,10 @@ class LoggedProcess:
         """The first log line of that event; fails when the process ends without it."""
 
         def find() -> dict[str, Any] | None:
+            if has_ended := self.process.poll() is not None:
+                self._reader.join()  # Of what it has written, not all may have been read.
             found = next((line for line in self.log if line["event"] == event), None)
-            assert found or self.process.poll() is None, "".join(self.raw_log)
+            assert found or not has_ended, "".join(self.raw_log)
             return found
 
         line = eventually(find, f"log line {event!r}", seconds=2 * PATIENCE_SECONDS)
@@ -245,9 +246,7 @@ class WorkerProcess(LoggedProcess):
         times = ("--lease-seconds", str(LEASE_SECONDS), "--block-seconds", "0.05")
         super().__init__(module, *where, *times, *flags)
 
-    def _start(
-        self, command: tuple[str, ...], environ: dict[str, str]
-    ) -> "subprocess.Popen[str] | ForkedProgram":
+    def _start(self, command: tuple[str, ...], environ: dict[str, str]) -> Program:
         if not self._is_forked:
             return super()._start(command, environ)
         module, *arguments = command
@@ -275,7 +274,7 @@ def http_get(port: int, path: str, *, accept: str = "*/*") -> tuple[int, str]:
     """Status and body, whatever the status is."""
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers={"Accept": accept})
     try:
-        with urllib.request.urlopen(request, timeout=5.0) as reply:
+        with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as reply:
             return reply.status, reply.read().decode()
     except urllib.error.HTTPError as error:
         with error:

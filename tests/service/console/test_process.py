@@ -6,7 +6,7 @@ import urllib.request
 
 import pytest
 
-from tests.service.builders import LoggedProcess, http_get
+from tests.service.builders import PATIENCE_SECONDS, LoggedProcess, http_get
 
 PASSWORD, OTHER = "a-long-password-1", "another-password-2"
 
@@ -17,7 +17,7 @@ def status_of(port: int, password: str) -> int:
         f"http://127.0.0.1:{port}/queues/default", headers={"Authorization": f"Bearer {password}"}
     )
     try:
-        with urllib.request.urlopen(request, timeout=10) as reply:
+        with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as reply:
             return reply.status
     except urllib.error.HTTPError as error:
         with error:

@@ -15,6 +15,8 @@ from service.settings.config import EMBEDDED_MODEL
 from tests.service.builders import (
     CHECKOUT,
     PATIENCE_SECONDS,
+    REAL_WORKER,
+    SLOW_WORKER,
     LoggedProcess,
     Queue,
     WorkerProcess,
@@ -34,10 +36,10 @@ CALL = {
 }  # fmt: skip
 
 
-def worker_of(queue: Queue) -> WorkerProcess:
+def worker_of(queue: Queue, *, module: str = REAL_WORKER) -> WorkerProcess:
     sizes = ("--max-num-seqs", "4", "--num-blocks", "128", "--dtype", "float32", "--device", "cpu")
     flags = ("--model", str(EMBEDDED_MODEL), "--served-model-name", "abacus", *sizes)
-    return WorkerProcess(queue.url, queue.name, *flags, module="service")
+    return WorkerProcess(queue.url, queue.name, *flags, module=module)
 
 
 class Caller:
@@ -104,9 +106,8 @@ def killed(redis_url) -> Any:
         first, second = (
             stack.enter_context(GatewayProcess(queue.url, queue.name)) for _ in range(2)
         )
-        with worker_of(queue) as worker:
+        with worker_of(queue, module=SLOW_WORKER) as worker:
             worker.wait_until_ready()
-            whole = Caller(first, COMPLETIONS, key="undisturbed").wait()
             caller = Caller(first, COMPLETIONS, key="disturbed")
             eventually(lambda: caller.lines, "the caller knows its request")
             queue.wait_for_tokens(caller.request_id, 40)
@@ -119,6 +120,7 @@ def killed(redis_url) -> Any:
         with worker_of(queue):
             path = f"/v1/requests/{caller.request_id}/events"
             rest = Caller(second, path, caller.last).wait()
+            whole = Caller(second, COMPLETIONS, key="undisturbed").wait()
         yield whole, caller, rest, second, published
     queue.connection.close()
 
