@@ -8,6 +8,7 @@ import pytest
 
 from quire.testing.in_memory import FakeQuire
 from quire.wire.protocol import GenerationRequest
+from service.gateway import streaming
 from tests.service.builders import PATIENCE_SECONDS
 from tests.service.gateway.builders import GatewayThread
 
@@ -60,6 +61,15 @@ def start(fake: FakeQuire) -> Iterator[Callable[..., GatewayThread]]:
     yield start_one
     for gateway in started:
         gateway.__exit__()
+
+
+@pytest.fixture
+def patient_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream sends its status with its first event or error, however late a busy machine has it.
+
+    Otherwise the status is 200 after a second, and an error is an event.
+    """
+    monkeypatch.setattr(streaming, "FIRST_EVENT_SECONDS", PATIENCE_SECONDS)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from quire.testing.in_memory import FakeQuire
 from quire.wire.codec import MAX_MESSAGE_BYTES
 from quire.wire.protocol import Priority
 from service.gateway.idempotency import call_of
+from tests.service.builders import eventually
 from tests.service.gateway.builders import CHAT, COMPLETIONS, GatewayThread
 
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -325,7 +326,7 @@ def test_where_no_worker_is_there_a_model_is_its_to_refuse(gateway, fake):
     assert gateway.complete(model="whatever").body["model"] == "whatever"
 
 
-def test_a_deadline_is_kept_where_no_worker_is_alive():
+def test_a_deadline_is_kept_where_no_worker_is_alive(patient_status):
     soon = {"X_Quire_Deadline": "0.2"}
     with FakeQuire() as fake, GatewayThread(fake.async_client) as gateway:
         reply = gateway.complete(headers=soon)
@@ -349,6 +350,7 @@ def test_a_call_of_a_session_waits_for_the_one_before_it(gateway, fake, script):
         gateway.stream("a", headers=session) as first,
         gateway.stream("b", headers=session) as second,
     ):
+        eventually(lambda: fake.requests, "the first one runs")
         assert fake.connection.zcard(fake.broker.keys.turns) == 2
         assert fake.broker.peek(count=9) == []
         script.release.set()

@@ -95,7 +95,7 @@ def broken_off(gateway, fake, path, body, **headers):
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_is_broken_off_before_its_first_word_is_to_be_had_elsewhere(
-    start, fake, script, path, body, stream
+    start, fake, script, patient_status, path, body, stream
 ):
     script.pieces = [None, "one"]
     body |= {"stream": stream}

@@ -218,7 +218,7 @@ def copy(source, target):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_a_gateway_breaks_off_is_got_from_another_without_a_word(
-    start, fake, script, stream
+    start, fake, script, patient_status, stream
 ):
     script.pieces = [None, "one"]
     first, second = start(drain_seconds=0.0), start()

@@ -12,7 +12,6 @@ from structlog.testing import capture_logs
 from quire.client.async_client import AsyncClient
 from quire.errors import BrokerUnavailable, ProtocolError, QueueFull, UnknownRequest
 from service.gateway import abandoned
-from service.gateway import streaming as streams
 from service.gateway.abandoned import AbandonedRequests
 from service.gateway.answers import Answer
 from tests.service.builders import PATIENCE_SECONDS, eventually
@@ -89,9 +88,8 @@ def test_a_whole_answer_that_redis_leaves_is_told_why_in_the_log_only_and_its_re
 
 
 def test_a_stream_that_redis_leaves_before_a_word_ends_where_a_status_can_say_so(
-    lose, fake, script, monkeypatch
+    lose, fake, script, patient_status
 ):
-    monkeypatch.setattr(streams, "FIRST_EVENT_SECONDS", PATIENCE_SECONDS)
     script.pieces = [None]
     response, _, _ = lose(body={"stream": True})
     assert response.status == 503
@@ -328,7 +326,7 @@ def test_of_a_call_that_openais_client_repeats_by_itself_one_generation_is_left(
     told = {"route": "completions", "status": "503"}
     with fake.outage():
         eventually(
-            lambda: gateway.metric("quire_gateway_responses_total", **told) == 1, "it is refused"
+            lambda: gateway.metric("quire_gateway_responses_total", **told) >= 1, "it is refused"
         )
     eventually(lambda: len(fake.requests) == 2, "it is repeated")
     first, again = (request.id for request in fake.requests)

@@ -134,7 +134,9 @@ def test_an_empty_output_is_a_message_without_text(client, script):
     assert created.output_text == ""
 
 
-def test_a_failure_before_the_first_token_is_the_status_of_the_answer(client, script):
+def test_a_failure_before_the_first_token_is_the_status_of_the_answer(
+    client, script, patient_status
+):
     script.pieces = [RequestFailed("engine_error", "the device is gone")]
     for is_stream in (False, True):
         with pytest.raises(openai.InternalServerError, match="the device is gone"):
