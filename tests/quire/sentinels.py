@@ -19,16 +19,14 @@ PORT_ATTEMPTS = 5
 
 
 @contextlib.contextmanager
-def started_sentinel(
-    folder: Path, master_port: int | str, *options: str, down_after_ms: int = NEVER_DOWN_MS
-) -> Iterator[int]:
+def started_sentinel(folder: Path, master_port: int | str, *options: str) -> Iterator[int]:
     """A sentinel that decides alone. Yields its port."""
     lines = [f"dir {folder}", *options]
     lines += [f"sentinel monitor shop 127.0.0.1 {master_port} 1"]
-    lines += [f"sentinel down-after-milliseconds shop {down_after_ms}"]
+    lines += [f"sentinel down-after-milliseconds shop {NEVER_DOWN_MS}"]
     # A failover that is asked for has as long for its steps as a busy machine may need. One that
     # the sentinel begins by itself is tried again after twice this time.
-    lines += [f"sentinel failover-timeout shop {max(5000, down_after_ms)}"]
+    lines += [f"sentinel failover-timeout shop {NEVER_DOWN_MS}"]
     port, process = _on_a_free_port(folder, lines)
     try:
         yield port

@@ -1,5 +1,6 @@
 """A queue in memory whose worker says what a test tells it to, and a gateway in front of it."""
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -46,6 +47,29 @@ def fake(script: Script) -> Iterator[FakeQuire]:
         fake.broker.beat_worker("w", "ready", {}, model="fake")
         yield fake
         script.release.set()
+
+
+@pytest.fixture
+def worker_held(fake: FakeQuire, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """A context in which the worker hears of no cancellation, as between two of its heartbeats."""
+
+    @contextlib.contextmanager
+    def held() -> Iterator[None]:
+        plain, waits, may_go_on = fake.broker.heartbeat, threading.Event(), threading.Event()
+
+        def heartbeat(*claims: Any) -> Any:
+            waits.set()
+            assert may_go_on.wait(PATIENCE_SECONDS), "the worker was never let go"
+            return plain(*claims)
+
+        monkeypatch.setattr(fake.broker, "heartbeat", heartbeat)
+        assert waits.wait(PATIENCE_SECONDS), "the worker runs nothing"
+        try:
+            yield
+        finally:
+            may_go_on.set()
+
+    return held
 
 
 @pytest.fixture

@@ -94,13 +94,16 @@ def kill_master(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tup
         quick = ("--repl-diskless-sync-delay", "0")
         master = start(private_redis(*quick))
         start(private_redis(*quick, "--replicaof", "127.0.0.1", port_of(master)))
-        sentinel = start(started_sentinel(tmp_path, port_of(master), down_after_ms=1000))
+        sentinel = start(started_sentinel(tmp_path, port_of(master)))
         asked = start(redis.Redis(port=sentinel))
         eventually(lambda: replicas_known_to(asked) == 1, "the sentinel knows the replica")
 
         def kill() -> None:
             before = asked.sentinel_master("shop")["port"]
             master.kill()
+            # Only now: a master that a busy machine kept from answering would be replaced before.
+            asked.sentinel_set("shop", "down-after-milliseconds", 1000)
+            asked.sentinel_set("shop", "failover-timeout", 5000)
             eventually(lambda: asked.sentinel_master("shop")["port"] != before, "promoted")
 
         yield f"redis+sentinel://127.0.0.1:{sentinel}/shop/0", kill

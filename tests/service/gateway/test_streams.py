@@ -172,11 +172,12 @@ def test_who_only_reads_changes_nothing_by_going(gateway, fake, script):
         assert text_of(stream.rest()) == "two"
 
 
-def test_a_caller_can_end_its_request_by_its_id(gateway, fake, script):
+def test_a_caller_can_end_its_request_by_its_id(gateway, fake, script, worker_held):
     script.pieces = ["one ", None]
     with gateway.stream(headers=KEY) as stream:
         stream.read_tokens(4)
-        reply = gateway.ask("POST", f"/v1/requests/{stream.request_id}/cancel")
+        with worker_held():
+            reply = gateway.ask("POST", f"/v1/requests/{stream.request_id}/cancel")
         assert reply.body["id"] == stream.request_id
         # A worker has it, and ends it soon; meanwhile the answer says what it does there.
         assert (reply.body["status"], reply.body["activity"]) == ("running", "decoding")

@@ -14,15 +14,25 @@ PIECE = "\N{GRINNING FACE}" * 10_000
 NUM_PIECES = 100
 
 
-def stream_without_reading(gateway, stream=True):
-    """A call on a socket that takes little, of which the caller reads nothing."""
+def connected(gateway):
+    """A socket that takes little."""
     caller = socket.socket()
     caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     caller.connect(("127.0.0.1", gateway.port))
+    return caller
+
+
+def stream_without_reading(gateway, stream=True):
+    """A call on such a socket, of which the caller reads nothing."""
+    caller = connected(gateway)
+    send_call(caller, stream)
+    return caller
+
+
+def send_call(caller, stream):
     body = json.dumps({"prompt": "x", "stream": stream}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
     caller.sendall(head.encode() + body)
-    return caller
 
 
 def test_what_a_caller_does_not_take_is_not_read_for_it(start, fake, script, monkeypatch):
@@ -109,8 +119,9 @@ def test_a_list_has_its_place_until_it_is_taken(start, fake, tmp_path):
 def test_the_connection_of_such_a_caller_is_broken_off(start, script, stream):
     script.pieces = [PIECE] * NUM_PIECES
     gateway = start(patience_seconds=0.5)
-    with stream_without_reading(gateway, stream):
-        eventually(lambda: connections_of(gateway), "the call is there")
+    with connected(gateway) as caller:
+        eventually(lambda: connections_of(gateway), "the connection is there")
+        send_call(caller, stream)
         # Were it only closed, the kernel would offer for ever what the caller does not take.
         eventually(lambda: not connections_of(gateway), "the connection is no more")
 

@@ -3,9 +3,16 @@
 import openai
 import pytest
 
-from tests.service.builders import eventually
+from service.gateway.responses import routes
+from tests.service.builders import PATIENCE_SECONDS, eventually
 
 PATH = "/v1/responses"
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch):
+    """A cancellation waits for the worker as long as a busy machine needs."""
+    monkeypatch.setattr(routes, "CANCEL_SECONDS", PATIENCE_SECONDS)
 
 
 def test_a_background_response_is_polled_to_its_end(client, other, script):
