@@ -8,7 +8,7 @@ import pytest
 from openai import OpenAI
 
 from quire.client.async_client import AsyncClient
-from tests.service.builders import Queue, WorkerThread
+from tests.service.builders import Queue, StepGate, WorkerThread
 from tests.service.gateway.builders import GatewayThread
 
 
@@ -35,6 +35,20 @@ def front_of(queue: Queue, folder: Path, **settings: object) -> Iterator[Front]:
 @pytest.fixture
 def front(queue: Queue, tmp_path: Path) -> Iterator[Front]:
     yield from front_of(queue, tmp_path / "files")
+
+
+@pytest.fixture
+def gate() -> StepGate:
+    """The steps that a gated worker may make."""
+    return StepGate(steps=0)
+
+
+@pytest.fixture
+def gated_worker(queue: Queue, gate: StepGate) -> Iterator[WorkerThread]:
+    """A worker that cannot end a batch before its test lets it."""
+    with WorkerThread(queue.settings(max_num_seqs=16), before_run=gate) as worker:
+        yield worker
+        gate.open()
 
 
 @pytest.fixture

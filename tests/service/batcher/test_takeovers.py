@@ -28,11 +28,13 @@ from tests.service.batcher.builders import (
     results_of,
     settings_of,
 )
-from tests.service.builders import eventually
+from tests.service.builders import WorkerThread
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
 NUM_LINES = 200
+#: Few enough that a batch does not end in them.
+NUM_MORE_STEPS = 8
 
 
 def lines_of_batch(num_lines: int = NUM_LINES):
@@ -43,21 +45,23 @@ def wanted(num_lines: int = NUM_LINES):
     return {f"row-{n}": expected_text(n % 7 + 1) for n in range(num_lines)}
 
 
-def wait_for_lines(front, batch_id: str, least: int) -> None:
+def run_lines(front, gate, batch_id: str, least: int) -> None:
+    """Returns when so many lines are done, while a few more are made: not all, however late."""
+
     def are_done() -> bool:
         return front.openai.batches.retrieve(batch_id).request_counts.completed >= least
 
-    eventually(are_done, f"{least} lines are done")
+    gate.step_until(are_done)
+    gate.allow(NUM_MORE_STEPS)
 
 
-def test_batchers_killed_again_and_again_leave_each_line_one_result(front, worker):
-    # So many that none of the killed batchers can end them between two looks of this test.
-    num_lines = 4 * NUM_LINES
-    made = create(front.openai, *lines_of_batch(num_lines))
+def test_batchers_killed_again_and_again_leave_each_line_one_result(front, gated_worker, gate):
+    made = create(front.openai, *lines_of_batch())
     for least in (1, 80):
         with BatcherProcess(front.queue, front.folder, "--max-inflight", "24") as batcher:
-            wait_for_lines(front, made.id, least)
+            run_lines(front, gate, made.id, least)
             batcher.kill()
+    gate.open()
     key = front.queue.keys.batch(made.id)
     assert front.openai.batches.retrieve(made.id).status == "in_progress"
     offset = int(front.queue.connection.hget(key, "offset"))
@@ -69,17 +73,18 @@ def test_batchers_killed_again_and_again_leave_each_line_one_result(front, worke
             for one in metric.samples
             if one.name == "quire_batcher_lines_total" and one.labels["outcome"] == "completed"
         ]
-    assert results_of(front.openai, batch) == wanted(num_lines)
-    assert batch.request_counts.completed == num_lines
-    assert offset > 0 and sample < num_lines - 70, "the last one went on where the others were"
-    assert batch.usage.output_tokens == sum(n % 7 + 1 for n in range(num_lines))
+    assert results_of(front.openai, batch) == wanted()
+    assert batch.request_counts.completed == NUM_LINES
+    assert offset > 0 and sample < NUM_LINES - 70, "the last one went on where the others were"
+    assert batch.usage.output_tokens == sum(n % 7 + 1 for n in range(NUM_LINES))
 
 
-def test_a_frozen_batcher_finds_its_claim_lost_and_changes_nothing(front, worker):
+def test_a_frozen_batcher_finds_its_claim_lost_and_changes_nothing(front, gated_worker, gate):
     made = create(front.openai, *lines_of_batch())
     with BatcherProcess(front.queue, front.folder, "--max-inflight", "24") as frozen:
-        wait_for_lines(front, made.id, 50)
+        run_lines(front, gate, made.id, 50)
         frozen.signal(signal.SIGSTOP)
+        gate.open()
         with batcher_of(front.queue, front.folder):
             batch = ended(front.openai, made.id)
         frozen.signal(signal.SIGCONT)
@@ -91,14 +96,15 @@ def test_a_frozen_batcher_finds_its_claim_lost_and_changes_nothing(front, worker
     assert len(list(front.openai.files.list(purpose="batch_output"))) == 1
 
 
-def test_sigterm_gives_the_batch_back_at_once(front, worker):
+def test_sigterm_gives_the_batch_back_at_once(front, gated_worker, gate):
     made = create(front.openai, *lines_of_batch())
     flags = ("--max-inflight", "24", "--lease-seconds", "60")
     with BatcherProcess(front.queue, front.folder, *flags) as first:
-        wait_for_lines(front, made.id, 50)
+        run_lines(front, gate, made.id, 50)
         first.signal(signal.SIGTERM)
         assert first.wait() == 0
         assert first.wait_for_event("batch ends")["ending"] == "drained"
+    gate.open()
     # Far below the lease of the first one.
     with batcher_of(front.queue, front.folder):
         batch = ended(front.openai, made.id)
@@ -306,7 +312,17 @@ def stop_after(job: Job, num_lines: int) -> None:
     job._save_progress = saved  # type: ignore[method-assign]
 
 
-def test_the_offset_is_that_of_the_first_line_without_a_result(front, worker):
+@pytest.fixture
+def may_hurry(queue):
+    """Set when a worker may go on quickly. Till then a long line is far from its end."""
+    may_hurry = threading.Event()
+    settings = queue.settings(max_num_seqs=16)
+    with WorkerThread(settings, before_run=lambda _: may_hurry.wait(0.02)):
+        yield may_hurry
+        may_hurry.set()
+
+
+def test_the_offset_is_that_of_the_first_line_without_a_result(front, may_hurry):
     """Later lines may have results already, so they do not run again."""
     claims = Claims(front)
     lines = [line("slow", max_tokens=900), *lines_of_batch(20)]
@@ -315,6 +331,7 @@ def test_the_offset_is_that_of_the_first_line_without_a_result(front, worker):
     stop_after(first, 20)
     with pytest.raises(Draining):
         first.run()
+    may_hurry.set()
     record = claims.records.run(ledger.read_batch(claims.records.keys, made.id))
     assert isinstance(record, BatchRecord)
     assert (record.offset, record.num_read, record.counts.completed) == (0, 0, 20)
