@@ -6,8 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,10 +17,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from quire.broker.broker import Broker
 from quire.errors import BrokerUnavailable
 from quire.keys import GROUP
+from quire.transport import connection as transport
 from quire.transport.connection import connect
 from quire.transport.local_redis import LocalRedis
 from quire.wire.protocol import GenerationRequest
-from service.exporter.queues import BoundedRead, Exporter, QueueCollector, Reading
+from service.exporter.queues import Exporter, QueueCollector, Reading
 from service.exporter.register import exporter_families
 from service.exporter.settings import ExporterSettings
 from service.observe import register
@@ -54,7 +53,13 @@ def start() -> Iterator[Callable[..., Exporter]]:
     started: list[Exporter] = []
 
     def start_one(redis_url: str, *queues: str, **settings: Any) -> Exporter:
-        values = {"redis_url": redis_url, "queues": queues, "http_port": 0, **settings}
+        values = {
+            "redis_url": redis_url,
+            "queues": queues,
+            "http_port": 0,
+            "timeout_seconds": PATIENCE_SECONDS,
+            **settings,
+        }
         exporter = Exporter(ExporterSettings(**values))
         exporter.start()
         started.append(exporter)
@@ -72,6 +77,16 @@ def hanging_redis() -> Iterator[str]:
         server.bind(("127.0.0.1", 0))
         server.listen()
         yield f"redis://127.0.0.1:{server.getsockname()[1]}/0"
+
+
+def is_up(found: dict[Series, float]) -> bool:
+    return found[series("quire_exporter_up")] == 1
+
+
+def claim_for_long(queue: Queue, *, count: int) -> None:
+    """Claims with leases that live until the test has ended, on a busy machine too."""
+    broker = Broker(queue.connection, queue=queue.name, lease_seconds=600.0)
+    assert len(broker.claim(broker.peek(count=count, block_seconds=0))) == count
 
 
 # -- what it tells ---------------------------------------------------------------------------------
@@ -136,7 +151,7 @@ def test_a_request_is_counted_where_it_is_from_the_queue_to_its_lease(queue: Que
         queue.submit((1, 2, 3), priority="high", max_tokens=8)
     # Tokens of the prompts, and the most of the answers.
     assert seen() == (2, 2 * (3 + 8), 2, 0, 0)
-    queue.broker.claim(queue.broker.peek(count=1))
+    claim_for_long(queue, count=1)
     assert seen() == (1, 3 + 8, 1, 0, 1)
     # As a worker of an earlier version does.
     queue.connection.xreadgroup(GROUP, "w", {queue.keys.ingress(2): ">"}, count=1)
@@ -160,7 +175,7 @@ def test_ages_are_told_by_what_the_oldest_request_waits_for(queue: Queue, start)
 
 def test_a_lease_nobody_renews_or_reaps_is_told_from_a_live_one(queue: Queue, start):
     ids = [queue.submit(), queue.submit(), queue.submit()]
-    queue.broker.claim(queue.broker.peek(count=3, block_seconds=0))
+    claim_for_long(queue, count=3)
     queue.connection.zadd(queue.keys.lease, {ids[0]: 1})
 
     found = scrape(start(queue.url, queue.name))
@@ -252,17 +267,15 @@ def test_a_redis_that_goes_away_leaves_no_old_number_and_comes_back_by_itself(tm
         assert http_get(exporter.http_port, "/livez")[0] == 200
 
         server.restart()
-        eventually(lambda: scrape(exporter)[series("quire_exporter_up")] == 1)
-        assert len(scrape(exporter)) > 1
+        eventually(lambda: len(found := scrape(exporter)) > 1 and is_up(found))
 
 
-def test_a_redis_that_hangs_does_not_hang_the_scrape(hanging_redis: str, start):
+def test_a_redis_that_hangs_does_not_hang_the_scrape(hanging_redis: str, start, monkeypatch):
+    # The sockets alone wait for longer than the scrape, which would fail.
+    monkeypatch.setattr(transport, "SOCKET_MARGIN_SECONDS", 2 * PATIENCE_SECONDS)
     exporter = start(hanging_redis, "default", timeout_seconds=0.1)
 
-    began = time.monotonic()
     assert scrape(exporter) == {series("quire_exporter_up"): 0}
-    # The sockets alone would have waited for three seconds.
-    assert time.monotonic() - began < 2.5
     assert http_get(exporter.http_port, "/livez")[0] == 200
 
 
@@ -280,33 +293,6 @@ def test_a_stranger_s_line_in_the_registry_hides_nothing(queue: Queue, start):
     queue.submit()
     found = scrape(start(queue.url, queue.name))
     assert found[series("quire_exporter_up")] == 1
-
-
-def test_scrapes_that_meet_a_hanging_redis_share_one_read():
-    calls: list[int] = []
-    answer = threading.Event()
-
-    def read() -> dict[str, list[Any]]:
-        calls.append(1)
-        assert answer.wait(PATIENCE_SECONDS)
-        return {}
-
-    bounded = BoundedRead(read, seconds=0.05)
-    for _ in range(3):
-        with pytest.raises(BrokerUnavailable, match="no answer within"):
-            bounded()
-    assert len(calls) == 1
-    answer.set()
-    eventually(lambda: not_refused(bounded) and len(calls) == 2)
-    bounded.close()
-
-
-def not_refused(read: Callable[[], Any]) -> bool:
-    try:
-        read()
-    except BrokerUnavailable:
-        return False
-    return True
 
 
 def test_going_and_coming_back_are_logged_once_each(capture_events):

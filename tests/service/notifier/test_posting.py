@@ -14,7 +14,7 @@ from tests.service.notifier.conftest import SECRET
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)
 
 
-def post(url, *, secrets=(SECRET,), allowed=LOOPBACK, timeout_seconds=5.0):
+def post(url, *, secrets=(SECRET,), allowed=LOOPBACK, timeout_seconds=30.0):
     endpoint = Endpoint("acme", url, tuple(map(Webhook, secrets)), frozenset())
 
     async def once():
