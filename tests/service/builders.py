@@ -226,7 +226,7 @@ class LoggedProcess:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.raw_log.append(line)
-            if line.startswith("{"):
+            if line.startswith("{") and line.endswith("\n"):  # A kill may cut the last one.
                 self.log.append(json.loads(line))
 
 
