@@ -6,6 +6,9 @@ for the body (413, 401, 503 and others) and the caller sends its complete body b
 after such an answer the gateway closes only its own half of the connection. It then reads and drops
 the caller's bytes until the caller closes, for a bounded time and size. nginx calls this
 `lingering_close`; RFC 9112, section 9.6, recommends it.
+
+A connection without a request is closed after a while: it counts as no open answer, and callers
+could keep any number of them.
 """
 
 import asyncio
@@ -21,6 +24,13 @@ from uvicorn.server import ServerState
 
 from service.gateway.refusals import Refusal
 
+#: The longest time from the first byte of a request to the end of its headers.
+HEAD_SECONDS = 30.0
+
+#: The most bytes that are parsed without a pause. asyncio reads 256 KiB at once: in chunks of one
+#: byte each they take a third of a second.
+READ_BYTES = 32 << 10
+
 #: The longest time that a connection stays open after its last answer.
 LINGER_SECONDS = 30.0
 
@@ -30,7 +40,7 @@ LINGER_IDLE_SECONDS = 5.0
 #: The longest time that it stays open once the gateway shuts down.
 LINGER_LAST_SECONDS = 1.0
 
-#: The most bytes that are read and dropped. Reading them takes the event loop 0.05 seconds.
+#: The most bytes that are read and dropped. Reading them takes the event loop tenths of a second.
 LINGER_BYTES = 256 << 20
 
 
@@ -52,11 +62,19 @@ class Connection(H11Protocol):
         self.app: Any = self._announcing_close(config.loaded_app)
         self._lingering: _Lingering | None = None
         self._is_last = False
+        self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        if hasattr(transport, "max_size"):
+            transport.max_size = READ_BYTES
         super().connection_made(_LingeringTransport(transport, self))
+        # uvicorn sets this timer after an answer only.
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_head_timer()
         if self._lingering is not None:
             self._lingering.end()
         super().connection_lost(exc)
@@ -64,8 +82,33 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self._lingering is None:
             super().data_received(data)
+            self._limit_head()
         else:
             self._lingering.drop(len(data))
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.conn.trailing_data[0]:
+            # The next request has begun, and perhaps no more of it comes.
+            self._limit_head()
+
+    def _limit_head(self) -> None:
+        """Start the time for the headers that have begun, or stop it when they are complete."""
+        if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
+            self._stop_head_timer()
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_SECONDS, self._give_head_up)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _give_head_up(self) -> None:
+        self._head_timer = None
+        if not self.transport.is_closing():
+            self.transport.write(self._refusal(408))
+            self.transport.close()
 
     def shutdown(self) -> None:
         """Close the connection as soon as its answer has ended: the gateway shuts down."""
@@ -101,6 +144,8 @@ class Connection(H11Protocol):
         message = "the request is not HTTP as this gateway reads it"
         if status == 431:
             message = "the headers of the request are too large"
+        elif status == 408:
+            message = f"the headers of the request did not come within {HEAD_SECONDS:g} seconds"
         body = json.dumps(Refusal(status, "invalid_request", message).body).encode()
         headers = [
             ("content-type", "application/json"),

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from service.gateway.http import connection
+from service.gateway.http import connection, server
 from tests.service.builders import PATIENCE_SECONDS, eventually
 from tests.service.gateway.builders import COMPLETIONS, Reply
 from tests.service.gateway.http.test_slow_readers import connections_of
@@ -145,6 +145,40 @@ def test_headers_that_are_too_large_are_told(gateway):
         head, _, body = answer.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 431 ")
         assert json.loads(body)["error"]["message"] == "the headers of the request are too large"
+
+
+def test_headers_that_do_not_come_to_an_end_are_not_waited_for(gateway, monkeypatch):
+    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.2)
+    begun = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n"
+    for before in (b"", begun + b"\r\n"):
+        answer = raw(gateway.port, before + begun)
+        head, _, body = answer[answer.rindex(b"HTTP/1.1 ") :].partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408 ")
+        assert b"headers of the request did not come" in body
+    eventually(lambda: not held(gateway), "the gateway has closed its ends")
+
+
+def test_the_time_for_headers_is_not_that_of_the_answer(gateway, script, monkeypatch):
+    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.2)
+    script.pieces = ["one ", None]
+    body = b'{"prompt": "x"}'
+    with socket.create_connection(("127.0.0.1", gateway.port), PATIENCE_SECONDS) as caller:
+        head = head_of(Content_Length=len(body))
+        caller.sendall(head[:20])
+        eventually(lambda: held(gateway), "the headers have begun")
+        caller.sendall(head[20:] + body)
+        # A timer of the headers would end this connection first, as it was set earlier.
+        other = raw(gateway.port, head[:20])
+        assert other.startswith(b"HTTP/1.1 408 ")
+        script.release.set()
+        assert caller.recv(12) == b"HTTP/1.1 200"
+
+
+def test_a_connection_without_a_request_is_closed(start, monkeypatch):
+    monkeypatch.setattr(server, "KEEP_ALIVE_SECONDS", 0.2)
+    gateway = start()
+    with socket.create_connection(("127.0.0.1", gateway.port), PATIENCE_SECONDS) as caller:
+        assert read_all(caller) == b""
 
 
 def test_a_mistake_in_the_middle_of_a_body_is_told(gateway):
