@@ -15,6 +15,7 @@ from quire import (
 )
 from quire.testing.in_memory import Answer, FakeQuire, FakeWorker
 from tests.quire.builders import Clockwork, leaked_keys
+from tests.quire.waiting import eventually
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -167,7 +168,9 @@ def test_an_answer_that_meets_an_outage_is_made_again_and_goes_on(ends_badly):
             is_away.set()
             run.thread.join(10)
             assert not run.thread.is_alive()
-        # Its lease is as long as ever, so that the worker loses it by this alone.
+        # A heartbeat that outlasted the outage renews its lease. Once the worker has forgotten it,
+        # there is no other, and the lease is over when the test says so.
+        eventually(lambda: run not in worker._running)
         Clockwork(fake.connection, fake.broker).expire_lease(handle.request_id)
         assert handle.result(timeout=10).text == "first second"
     assert answers == [handle.request_id] * 2
