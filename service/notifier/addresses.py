@@ -18,6 +18,10 @@ import httpcore2
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
+#: The network of all public addresses of IPv6 that belong to one receiver. Python counts others as
+#: global that may lead inside: `fec0::/10` of a site, and those that contain an address of IPv4.
+_PUBLIC_OF_IPV6 = ipaddress.ip_network("2000::/3")
+
 #: Global networks whose addresses contain an address of IPv4, which may be a private one.
 _CONTAINING_OTHERS = tuple(
     ipaddress.ip_network(text) for text in ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16")
@@ -38,6 +42,11 @@ def host_of(url: str, *, allows_http: bool) -> str:
         raise ValueError("a url must have neither user, password nor fragment")
     if not url.isascii() or not url.isprintable() or " " in url:
         raise ValueError("a url must be ASCII, without spaces")
+    try:
+        parts.hostname.encode("idna")
+    except UnicodeError:
+        # Each attempt would fail with an error of no connection.
+        raise ValueError("a url must name a host whose parts have 1 to 63 characters") from None
     _ = parts.port
     return parts.hostname
 
@@ -49,6 +58,8 @@ def is_allowed(address: Address, allowed: Sequence[Network]) -> bool:
     if any(address.version == net.version and address in net for net in allowed):
         return True
     if any(address.version == net.version and address in net for net in _CONTAINING_OTHERS):
+        return False
+    if address.version == _PUBLIC_OF_IPV6.version and address not in _PUBLIC_OF_IPV6:
         return False
     return address.is_global and not address.is_multicast
 

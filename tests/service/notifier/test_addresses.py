@@ -14,6 +14,9 @@ REFUSED = (
     *("0.0.0.0", "224.0.0.1", "255.255.255.255", "::1", "::", "fe80::1", "fc00::1", "ff02::1"),
     # Addresses that contain one of IPv4.
     *("::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::"),
+    *("::127.0.0.1", "::ffff:0:127.0.0.1"),
+    # Python counts it as global, and it was once what fc00::/7 is.
+    "fec0::1",
 )
 
 
@@ -92,6 +95,8 @@ def test_an_allowed_network_is_connected_to(monkeypatch):
             "https://",
             "a.example",
             "https://a.example:99999",
+            "https://hooks..example/x",
+            f"https://{'a' * 64}.example/x",
         ),
         *("https://u:p@a.example", "https://a.example/#x", "https://a.example/ x", "https://ä.de"),
     ],
