@@ -152,11 +152,17 @@ def checked(value: Any) -> Any:
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    """Whether maps and lists are nested more than `levels` deep. Not recursive: depth is input."""
-    level = [value]
+    """Whether maps and lists are nested more than `levels` deep. Not recursive: depth is input.
+
+    False without a look at all of it if it has more values than a constraint may have bytes.
+    """
+    level, num_values = [value], 0
     for _ in range(levels):
         inner = [one.values() if isinstance(one, dict) else one for one in level if _holds(one)]
         level = [child for children in inner for child in children]
+        num_values += len(level)
+        if num_values > MAX_CONSTRAINT_BYTES:
+            return False
     return any(map(_holds, level))
 
 

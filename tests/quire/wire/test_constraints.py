@@ -10,12 +10,14 @@ from quire.batch.lines import BadLine, BatchLine, parse_line
 from quire.client.client import Client
 from quire.errors import InvalidRequest
 from quire.testing.in_memory import FakeQuire
+from quire.wire import constraints
 from quire.wire.constraints import (
     CONSTRAINTS,
     MAX_CHOICES,
     MAX_CONSTRAINT_BYTES,
     MAX_SCHEMA_DEPTH,
     Constraint,
+    checked,
 )
 from quire.wire.protocol import GenerationRequest
 from quire.wire.sampling import SamplingParams, parse_body
@@ -247,3 +249,22 @@ def test_an_empty_stop_string_is_refused(value):
 def test_an_empty_schema_beside_a_format_is_not_read_over():
     with pytest.raises(InvalidRequest, match="cannot be combined with json_schema"):
         parsed({"json_schema": {}, "response_format": {"type": "json_object"}})
+
+
+class Seen(list[Any]):
+    """A list that counts how often any of its kind is looked into."""
+
+    looks = 0
+
+    def __iter__(self):
+        Seen.looks += 1
+        return super().__iter__()
+
+
+def test_of_a_constraint_with_too_many_values_the_depth_is_not_searched():
+    # Each value takes a byte or more.
+    wide = {"anyOf": [Seen() for _ in range(MAX_CONSTRAINT_BYTES)]}
+    assert not constraints._is_deeper(wide, MAX_SCHEMA_DEPTH)
+    assert Seen.looks == 0
+    with pytest.raises(ValueError, match="the limit is 65536"):
+        checked(wide)
