@@ -167,8 +167,8 @@ class OpenAIRequest:
         body = {name: value for name, value in self.body.items() if name not in hides}
         if self._is_list:
             body[self._field] = self._prompts[prompt]
-        if isinstance(body.get("pair"), list):
-            # Scores: each input has a pair of its own; see scores.py.
+        if self.kind == "scores" and isinstance(body.get("pair"), list):
+            # Each input has a pair of its own; see scores.py.
             body["pair"] = body["pair"][prompt]
         if self._has_choices:
             body["choice"] = body["choice"][choice_of_prompt]

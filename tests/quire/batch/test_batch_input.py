@@ -35,6 +35,7 @@ def folder(tmp_path):
         ('"prompt": "x", "max_tokens": 18446744073709551616', "body.max_tokens"),
         (f'"prompt": "x", "seed": {"9" * 5000}', "body.seed"),
         ('"prompt": "x", "model": ""', "body.model"),
+        ('"prompt": "x", "pair": []', "body.pair"),
     ],
 )
 def test_a_field_that_cannot_be_right_is_named_by_its_path(folder, more, field):
