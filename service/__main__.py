@@ -36,11 +36,11 @@ def main() -> int:
 
 def _run(signals: StopSignals) -> int:
     # Imported after the signal handlers are installed, because these imports take a second.
-    from service.settings.config import load_settings
+    from service.settings.config import Settings
     from service.settings.sources import ConfigurationError
 
     try:
-        settings = load_settings()
+        settings = Settings.load()
         # Imported after the settings are read, so that `--help` and errors are printed at once.
         from service.process.watch import Watch
         from service.process.worker import Worker

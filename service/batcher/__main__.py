@@ -33,11 +33,11 @@ def main() -> int:
 
 
 def _run() -> int:
-    from service.batcher.settings import BatcherSettings, load_batcher_settings
+    from service.batcher.settings import BatcherSettings
     from service.settings.sources import ConfigurationError
 
     try:
-        settings = load_batcher_settings()
+        settings = BatcherSettings.load()
         # Imported only here, so that `--help` and wrong settings are answered quickly.
         import structlog
 

@@ -4,13 +4,14 @@ from pathlib import Path
 
 from quire.wire.arguments import MAX_SECONDS
 from service.batches.records import MAX_EXPIRY_SECONDS, MIN_EXPIRY_SECONDS
-from service.settings.reading import ProcessSettings, setting
+from service.settings.fields import setting
+from service.settings.reading import CompanionSettings
 
 #: The limits of OpenAI's batch API.
 MAX_FILE_BYTES, MAX_LINES = 200_000_000, 50_000
 
 
-class FileSettings(ProcessSettings):
+class FileSettings(CompanionSettings):
     """Settings of the files API. The same values belong to all gateways and batchers of a queue."""
 
     models_file: Path | None = setting(

@@ -30,11 +30,11 @@ def main() -> int:
 
 
 def _run() -> int:
-    from service.console.settings import ConsoleSettings, load_console_settings
+    from service.console.settings import ConsoleSettings
     from service.settings.sources import ConfigurationError
 
     try:
-        settings = load_console_settings()
+        settings = ConsoleSettings.load()
         # Imported only here, so that `--help` and wrong settings are answered quickly.
         from service.console.server import Server
         from service.settings.logs import configure_logs, warn_of_settings

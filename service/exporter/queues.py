@@ -27,7 +27,7 @@ from quire.keys import Keys
 from quire.transport.connection import connect
 from service.batches.ledger import Ledger, inspect_batches
 from service.exporter.register import exporter_families
-from service.exporter.settings import ExporterSettings, load_exporter_settings
+from service.exporter.settings import ExporterSettings
 from service.exporter.usage import UsageCounter, Used
 from service.observe.health import ProbeServer
 from service.observe.vitals import WorkerState
@@ -215,7 +215,7 @@ class BoundedRead:
 def main() -> int:
     """Export until a stop signal; returns the exit code. The signals must be blocked."""
     try:
-        settings = load_exporter_settings()
+        settings = ExporterSettings.load()
         configure_logs(level=settings.log_level, style=settings.log_format)
         warn_of_settings(settings.unknown_variables(os.environ))
         exporter = Exporter(settings)

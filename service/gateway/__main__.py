@@ -35,11 +35,11 @@ def main() -> int:
 
 
 def _run() -> int:
-    from service.gateway.settings import GatewaySettings, load_gateway_settings
+    from service.gateway.settings import GatewaySettings
     from service.settings.sources import ConfigurationError
 
     try:
-        settings = load_gateway_settings()
+        settings = GatewaySettings.load()
         # Imported only here, so that `--help` and wrong settings are answered quickly.
         from service.gateway.http.server import Server
         from service.settings.logs import configure_logs, warn_of_settings

@@ -3,31 +3,32 @@
 Imports no module of the worker, and therefore no module of the engine.
 """
 
-import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field
 from pydantic_settings import SettingsConfigDict
 
 from quire.cli.sources import ENV_PREFIX
 from quire.openai.tools.reasoning import ReasoningSetting
 from service.batches.settings import FileSettings
 from service.gateway.http.cors import ORIGIN_PATTERN
-from service.settings.reading import (
-    LOG_FORMAT_TEXT,
-    LOG_LEVEL_TEXT,
-    QUEUE_PATTERN,
+from service.settings.fields import (
+    HTTP_HOST,
+    LOG_FORMAT,
+    LOG_LEVEL,
+    MAX_QUEUE_SECONDS,
+    RETENTION_SECONDS,
+    SHARDS,
     LogFormat,
     LogLevel,
-    ProcessSettings,
-    load,
-    make_parser,
+    QueueName,
+    port,
     setting,
     split_list,
 )
-from service.settings.sources import read_environment
+from service.settings.reading import ProcessSettings
 
 #: The next port after those of the worker and the exporter.
 GATEWAY_PORT = 10_402
@@ -36,17 +37,15 @@ GATEWAY_PORT = 10_402
 MIN_PATIENCE_SECONDS = 0.05
 PATIENCE_REASON = "the way over a network may take as long"
 
-#: Settings of the queue that gateway and worker share, under the same names.
-SHARED_WITH_WORKER = (
-    *("config_file", "redis_url", "redis_password", "queue", "shards", "durable"),
-    *("max_queue_seconds", "retention_seconds", "log_level", "log_format"),
-)
+Origin = Annotated[str, Field(pattern=ORIGIN_PATTERN)]
 
 
 class GatewaySettings(FileSettings):
     """All settings of a gateway."""
 
     model_config = SettingsConfigDict(env_prefix=f"{ENV_PREFIX}GATEWAY_")
+    program: ClassVar[str] = "python -m service.gateway"
+    purpose: ClassVar[str] = "Serve OpenAI's API in front of a queue. Run as many as you like."
     file_table: ClassVar[str] = "gateway"
     least_seconds: ClassVar[Mapping[str, tuple[float, str]]] = {
         "body_timeout_seconds": (MIN_PATIENCE_SECONDS, PATIENCE_REASON),
@@ -54,27 +53,15 @@ class GatewaySettings(FileSettings):
         **ProcessSettings.least_seconds,
     }
 
-    queue: str = setting("Queue", "Queue to submit to.", default="default", pattern=QUEUE_PATTERN)
-    shards: int = setting(
-        "Queue", "Shards of the queue, as its workers know it.", default=1, ge=1, le=1024
-    )
+    queue: QueueName = setting("Queue", "Queue to submit to.", default="default")
+    shards: int = SHARDS
     durable: bool = setting(
         "Queue",
         "A call is accepted once it is on the disk of Redis (WAITAOF, or `appendfsync always`).",
         default=False,
     )
-    max_queue_seconds: float = setting(
-        "Queue",
-        "Longest time a request may wait in the queue, as its workers know it.",
-        default=86_400.0,
-        gt=0.0,
-    )
-    retention_seconds: float = setting(
-        "Queue",
-        "How long the output of a finished request can be read, as its workers know it.",
-        default=3600.0,
-        gt=0.0,
-    )
+    max_queue_seconds: float = MAX_QUEUE_SECONDS
+    retention_seconds: float = RETENTION_SECONDS
 
     keys_file: Path | None = setting(
         "Callers",
@@ -82,7 +69,7 @@ class GatewaySettings(FileSettings):
         "no key is needed.",
         default=None,
     )
-    allowed_origins: tuple[Annotated[str, Field(pattern=ORIGIN_PATTERN)], ...] = setting(
+    allowed_origins: Annotated[tuple[Origin, ...], BeforeValidator(split_list)] = setting(
         "Callers",
         "Origins whose pages may call and read, as `https://page.example`, separated by commas; "
         "`*` is every origin. Unset: pages of other origins can read nothing.",
@@ -140,45 +127,7 @@ class GatewaySettings(FileSettings):
         default="auto",
     )
 
-    http_host: str = setting("Observability", "Address to listen on.", default="127.0.0.1")
-    http_port: int = setting(
-        "Observability",
-        "Port of the API, `/livez`, `/readyz` and `/metrics`; 0 takes a free one and logs it.",
-        default=GATEWAY_PORT,
-        ge=0,
-        le=65_535,
-    )
-    log_level: LogLevel = setting("Observability", LOG_LEVEL_TEXT, default="info")
-    log_format: LogFormat = setting("Observability", LOG_FORMAT_TEXT, default="auto")
-
-    @field_validator("allowed_origins", mode="before")
-    @classmethod
-    def _split(cls, value: object) -> object:
-        return () if value == "" else split_list(value)
-
-    @classmethod
-    def read_variables(cls, environ: Mapping[str, str]) -> dict[str, str]:
-        """The gateway's own variables, which override those it shares with the worker."""
-        shared = read_environment(environ, SHARED_WITH_WORKER)
-        prefix = str(cls.model_config["env_prefix"])
-        return shared | read_environment(environ, cls.model_fields, prefix=prefix)
-
-
-def load_gateway_settings(argv: Sequence[str] | None = None) -> GatewaySettings:
-    """The settings of this process.
-
-    Raises:
-        ConfigurationError: a key is unknown or a value is wrong.
-        SystemExit: `--help`, or a flag argparse cannot read.
-    """
-    return load(GatewaySettings, build_gateway_parser(), argv)
-
-
-def build_gateway_parser() -> argparse.ArgumentParser:
-    """The gateway's command line."""
-    return make_parser(
-        GatewaySettings,
-        prog="python -m service.gateway",
-        description="Serve OpenAI's API in front of a queue. Run as many as you like.",
-        epilog="Each flag can also be set as QUIRE_GATEWAY_<NAME> or in quire.toml; flags win.",
-    )
+    http_host: str = HTTP_HOST
+    http_port: int = port("the API, `/livez`, `/readyz` and `/metrics`", default=GATEWAY_PORT)
+    log_level: LogLevel = LOG_LEVEL
+    log_format: LogFormat = LOG_FORMAT

@@ -26,12 +26,12 @@ def main() -> int:
 def _run() -> int:
     from service.notifier.endpoints import read_endpoints
     from service.notifier.notifier import Notifier
-    from service.notifier.settings import NotifierSettings, load_notifier_settings
+    from service.notifier.settings import NotifierSettings
     from service.settings.logs import configure_logs, warn_of_settings
     from service.settings.sources import ConfigurationError
 
     try:
-        settings = load_notifier_settings()
+        settings = NotifierSettings.load()
         configure_logs(level=settings.log_level, style=settings.log_format)
         warn_of_settings(NotifierSettings.unknown_variables(os.environ))
         endpoints = read_endpoints(settings.endpoints_file, allows_http=settings.allows_http)

@@ -5,16 +5,14 @@ from collections.abc import Sequence
 
 from quire.cli.sources import KEYS, SHARED_KEYS
 from service.batcher.settings import SHARED_WITH_GATEWAY, BatcherSettings
-from service.batcher.settings import SHARED_WITH_WORKER as BATCHER_SHARED_WITH_WORKER
-from service.console.settings import SHARED_WITH_WORKER as CONSOLE_SHARED
 from service.console.settings import ConsoleSettings
 from service.exporter.settings import ExporterSettings
-from service.gateway.settings import SHARED_WITH_WORKER, GatewaySettings
-from service.notifier.settings import SHARED_WITH_WORKER as NOTIFIER_SHARED
+from service.gateway.settings import GatewaySettings
 from service.notifier.settings import NotifierSettings
 from service.settings.config import Settings
+from service.settings.flags import markdown_tables
 from service.settings.presets import PRESETS
-from service.settings.reading import markdown_tables
+from service.settings.reading import CompanionSettings
 
 
 def render_markdown() -> str:
@@ -35,7 +33,7 @@ def render_markdown() -> str:
         "programs set such variables: Kubernetes, for each service whose name is `quire...`.",
         "",
         "## Worker",
-        *markdown_tables(Settings),
+        *markdown_tables(Settings.model_fields),
         "",
         "### Presets",
         "",
@@ -50,15 +48,15 @@ def render_markdown() -> str:
         "`QUIRE_EXPORTER_`, and its table is `[exporter]`. It also reads the settings that it",
         "shares with the worker, from the worker's variables and from the keys above all tables:",
         "addresses of Redis and of the file, the queue, its number of shards, both of the log.",
-        *markdown_tables(ExporterSettings),
+        *markdown_tables(ExporterSettings.model_fields),
         "",
         "## Gateway",
         "",
         "`python -m service.gateway`, see [gateway](gateway.md). Its variables begin with",
         "`QUIRE_GATEWAY_`, and its table is `[gateway]`. If one of its own variables is not set,",
         "the gateway reads the worker's variable for these settings:",
-        f"{_listed(SHARED_WITH_WORKER)}. It also reads the keys above all tables.",
-        *markdown_tables(GatewaySettings),
+        f"{_shared(GatewaySettings)}. It also reads the keys above all tables.",
+        *markdown_tables(GatewaySettings.model_fields),
         *_batcher(),
         "",
         *_notifier(),
@@ -83,10 +81,10 @@ def _batcher() -> list[str]:
         "`python -m service.batcher`, see [batches over HTTP](batches.md). Its variables begin",
         "with `QUIRE_BATCHER_`, and its table is `[batcher]`. If one of its own variables is not",
         "set, the batcher reads the worker's variable for these settings:",
-        f"{_listed(BATCHER_SHARED_WITH_WORKER)};",
+        f"{_shared(BatcherSettings)};",
         f"and the gateway's for these: {_listed(SHARED_WITH_GATEWAY)}.",
         "It also reads the keys above all tables.",
-        *markdown_tables(BatcherSettings),
+        *markdown_tables(BatcherSettings.model_fields),
     ]
 
 
@@ -97,8 +95,8 @@ def _notifier() -> list[str]:
         "`python -m service.notifier`, see [webhooks](../how-to/webhooks.md). Its variables begin",
         "with `QUIRE_NOTIFIER_`, and its table is `[notifier]`. If one of its own variables is not",
         "set, the notifier reads the worker's variable for these settings:",
-        f"{_listed(NOTIFIER_SHARED)}. It also reads the keys above all tables.",
-        *markdown_tables(NotifierSettings),
+        f"{_shared(NotifierSettings)}. It also reads the keys above all tables.",
+        *markdown_tables(NotifierSettings.model_fields),
         "",
     ]
 
@@ -110,8 +108,8 @@ def _console() -> list[str]:
         "`python -m service.console`, see [the console](../how-to/console.md). Its variables begin",
         "with `QUIRE_CONSOLE_`, and its table is `[console]`. If one of its own variables is not",
         "set, the console reads the worker's variable for these settings:",
-        f"{_listed(tuple(CONSOLE_SHARED))}. It also reads the keys above all tables.",
-        *markdown_tables(ConsoleSettings),
+        f"{_shared(ConsoleSettings)}. It also reads the keys above all tables.",
+        *markdown_tables(ConsoleSettings.model_fields),
         "",
     ]
 
@@ -122,6 +120,10 @@ def _preset_table() -> list[str]:
         for name, values in PRESETS.items()
     ]
     return ["| preset | sets |", "|---|---|", *rows]
+
+
+def _shared(kind: type[CompanionSettings]) -> str:
+    return _listed(tuple(kind.shared_with_worker()))
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -3,31 +3,31 @@
 Flags, variables, keys of the file and docs/reference/configuration.md come from these fields.
 """
 
-import argparse
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from service.settings import bounds
 from service.settings.combinations import refusal
 from service.settings.engine import EngineSettings
-from service.settings.presets import PRESETS, PresetName
-from service.settings.reading import (
-    LOG_FORMAT_TEXT,
-    LOG_LEVEL_TEXT,
-    QUEUE_PATTERN,
+from service.settings.fields import (
+    HTTP_HOST,
+    LOG_FORMAT,
+    LOG_LEVEL,
     LogFormat,
     LogLevel,
-    ProcessSettings,
-    load,
-    make_parser,
+    QueueName,
+    Texts,
+    port,
     setting,
     split_list,
 )
+from service.settings.presets import PRESETS, PresetName
+from service.settings.reading import ProcessSettings
 from service.settings.sources import table_of, table_variables
 
 #: The model that ships with the checkout.
@@ -41,9 +41,23 @@ VLLM_PREFIX = "QUIRE_VLLM_"
 WORKER_PORT = 10_400
 
 
+def _split_shards(value: Any) -> Any:
+    # Not all of them because a template has left out the number.
+    if value == "":
+        raise ValueError("names no shard; leave it unset to serve all")
+    return split_list(value)
+
+
+Shard = Annotated[int, Field(ge=0)]
+
+
 class Settings(EngineSettings):
     """All settings of a worker. Frozen: an "auto" value is resolved into another object."""
 
+    program: ClassVar[str] = "python -m service"
+    purpose: ClassVar[str] = (
+        "Run a worker: claim requests from Redis, generate, publish every token."
+    )
     file_table: ClassVar[str] = "worker"
     least_seconds: ClassVar[Mapping[str, tuple[float, str]]] = {
         "lease_seconds": (
@@ -69,11 +83,11 @@ class Settings(EngineSettings):
         default=None,
     )
 
-    queue: str = setting("Queue", "Queue to serve.", default="default", pattern=QUEUE_PATTERN)
+    queue: QueueName = setting("Queue", "Queue to serve.", default="default")
     shards: int = setting(
         "Queue", "Shards of the queue; the same for its producers.", default=1, ge=1, le=1024
     )
-    served_shards: tuple[Annotated[int, Field(ge=0)], ...] = setting(
+    served_shards: Annotated[tuple[Shard, ...], BeforeValidator(_split_shards)] = setting(
         "Queue",
         "Shards to serve, separated by commas; unset: all. Each shard needs at least one worker.",
         default=(),
@@ -115,7 +129,7 @@ class Settings(EngineSettings):
         "a time, and switches by what waits. Unset: the one `model` of the one `queue`.",
         default=None,
     )
-    served_models: tuple[str, ...] = setting(
+    served_models: Texts = setting(
         "Queue",
         "The models of `models_file` to serve, separated by commas; unset: all with a `source`.",
         default=(),
@@ -216,16 +230,10 @@ class Settings(EngineSettings):
         le=1.0,
     )
 
-    http_host: str = setting("Observability", "Address of the health server.", default="127.0.0.1")
-    http_port: int = setting(
-        "Observability",
-        "Port of `/livez`, `/readyz` and `/metrics`; 0 takes a free one and logs it when ready.",
-        default=WORKER_PORT,
-        ge=0,
-        le=65_535,
-    )
-    log_level: LogLevel = setting("Observability", LOG_LEVEL_TEXT, default="info")
-    log_format: LogFormat = setting("Observability", LOG_FORMAT_TEXT, default="auto")
+    http_host: str = HTTP_HOST
+    http_port: int = port("`/livez`, `/readyz` and `/metrics`", default=WORKER_PORT)
+    log_level: LogLevel = LOG_LEVEL
+    log_format: LogFormat = LOG_FORMAT
     traces: Literal["off", "otlp"] = setting(
         "Observability",
         "`otlp` sends the spans of each claim that ends to an OpenTelemetry collector, which "
@@ -263,11 +271,6 @@ class Settings(EngineSettings):
             )
         return value
 
-    @field_validator("served_shards", "served_models", mode="before")
-    @classmethod
-    def _split(cls, value: Any) -> Any:
-        return split_list(value)
-
     @model_validator(mode="after")
     def _agree(self) -> "Settings":
         if (reason := refusal(self)) is not None:
@@ -293,23 +296,3 @@ class Settings(EngineSettings):
     def worker(self) -> str:
         """The worker's name: as set, or host name and process id."""
         return self.worker_name or f"{socket.gethostname()}-{os.getpid()}"
-
-
-def load_settings(argv: Sequence[str] | None = None) -> Settings:
-    """The worker's settings, from `argv`, `os.environ` and the file: see `reading.load`.
-
-    Raises:
-        ConfigurationError: a key is unknown or a value is wrong.
-        SystemExit: `--help`, or a flag argparse cannot read.
-    """
-    return load(Settings, build_parser(), argv)
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The worker's command line."""
-    return make_parser(
-        Settings,
-        prog="python -m service",
-        description="Run a worker: claim requests from Redis, generate, publish every token.",
-        epilog="Each flag can also be set as QUIRE_<NAME> or in quire.toml; flags win.",
-    )

@@ -3,10 +3,13 @@
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 
 from engine.config import NUM_CLASSES, BatchMode, PolicyName, PreemptionMode
-from service.settings.reading import ProcessSettings, setting, split_list
+from service.settings.fields import setting, split_list
+from service.settings.reading import ProcessSettings
+
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class EngineSettings(ProcessSettings):
@@ -188,7 +191,7 @@ class EngineSettings(ProcessSettings):
         default=30.0,
         gt=0.0,
     )
-    class_shares: tuple[Annotated[float, Field(ge=0.0, le=1.0)], ...] = setting(
+    class_shares: Annotated[tuple[Share, ...], BeforeValidator(split_list)] = setting(
         "Scheduler",
         "The least share of each class in the tokens and slots of a step, for low, normal, high "
         "and critical, as in `0.05,0.3,0.4,0.25`. It counts among the requests that this worker "
@@ -232,11 +235,6 @@ class EngineSettings(ProcessSettings):
         default=1 << 26,
         ge=1 << 23,
     )
-
-    @field_validator("class_shares", mode="before")
-    @classmethod
-    def _split_shares(cls, value: Any) -> Any:
-        return split_list(value)
 
     @field_validator("class_shares")
     @classmethod

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from quire.wire.adapters import ADAPTER_SEPARATOR
 from quire.wire.refusals import reason_of
-from service.settings.reading import QUEUE_PATTERN
+from service.settings.fields import QueueName
 from service.settings.sources import ConfigurationError
 
 #: The most models of a table. A search for the queue of a request asks the queue of each.
@@ -34,7 +34,7 @@ MAX_NAME_LENGTH = 256
 class _Row(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    queue: str = Field(pattern=QUEUE_PATTERN)
+    queue: QueueName
     shards: int = Field(1, ge=1, le=1024)
     aliases: list[str] = Field(default_factory=list, max_length=64)
     max_open_answers: int | None = Field(None, ge=1)

@@ -1,19 +1,17 @@
 """Reads settings: flags win over variables, these over `quire.toml`, and that over defaults.
 
-Defines only the settings that name the file and Redis; the others are defined in
-`service.settings.config`, `service.exporter.settings` and `service.gateway.settings`. This module
-does not import torch, so that `--help` prints at once.
+Defines only the settings that all processes have; each has a module with its own ones, such as
+`service.settings.config` and `service.gateway.settings`. This module does not import torch, so that
+`--help` prints at once.
 """
 
 import argparse
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar, get_args, get_origin
+from typing import Any, ClassVar, Self
 
-from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
-from pydantic.config import JsonDict
-from pydantic.fields import FieldInfo
+from pydantic import SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -22,9 +20,10 @@ from pydantic_settings import (
 )
 
 from quire.cli.sources import DEFAULT_FILE, ENV_PREFIX, SHARED_KEYS, with_password
-from quire.cli.usage import Parser
 from quire.wire.arguments import MAX_SECONDS, MIN_KEPT_SECONDS
 from quire.wire.refusals import reason_of
+from service.settings.fields import setting
+from service.settings.flags import make_parser
 from service.settings.sources import (
     ConfigurationError,
     read_environment,
@@ -32,36 +31,29 @@ from service.settings.sources import (
     unknown_variables,
 )
 
-#: The name of a queue. It has no braces, because a Redis key has it inside a hash tag.
-QUEUE_PATTERN = r"^[A-Za-z0-9._-]{1,64}$"
-
 #: The reason for MIN_KEPT_SECONDS.
 NOTHING_KEPT = "Redis counts whole milliseconds, so less would be 0"
 
-LogLevel = Literal["debug", "info", "warning", "error"]
-LogFormat = Literal["auto", "json", "console"]
-LOG_LEVEL_TEXT = "Least severe event that is logged."
-LOG_FORMAT_TEXT = "`auto` is console on a terminal and JSON elsewhere."
-
-_Settings = TypeVar("_Settings", bound="ProcessSettings")
-
-
-def setting(section: str, description: str, *, default: Any, **constraints: Any) -> Any:
-    """One field of a process' settings, with its section in docs/reference/configuration.md."""
-    extra: JsonDict = {"section": section}
-    return Field(default, description=description, json_schema_extra=extra, **constraints)
+#: The settings that a process beside the workers, if it has them, reads from their variables, too.
+COMMON_SETTINGS = (
+    *("config_file", "redis_url", "redis_password", "queue", "shards", "durable"),
+    *("max_queue_seconds", "retention_seconds", "log_level", "log_format"),
+)
 
 
 class ProcessSettings(BaseSettings):
     """The settings that all processes of the service have. Frozen; unknown names are refused.
 
-    A subclass defines `file_table`, its table of the file, and `shared`: which of its settings
-    takes the value of each key before all tables.
+    A subclass defines `program` and `purpose`, which its `--help` prints, and `file_table`, its
+    table of the file.
     """
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENV_PREFIX)
+    program: ClassVar[str]
+    purpose: ClassVar[str]
     file_table: ClassVar[str]
-    shared: ClassVar[Mapping[str, str]] = {key: key for key in SHARED_KEYS}
+    #: The worker's names of settings that have another name here.
+    renamed: ClassVar[Mapping[str, str]] = {}
     #: Duration -> the smallest value with which it works, and the reason.
     least_seconds: ClassVar[Mapping[str, tuple[float, str]]] = {
         "max_queue_seconds": (MIN_KEPT_SECONDS, NOTHING_KEPT),
@@ -157,6 +149,27 @@ class ProcessSettings(BaseSettings):
         return with_password(self.redis_url, secret.get_secret_value() if secret else None)
 
     @classmethod
+    def parser(cls) -> argparse.ArgumentParser:
+        """The command line of this process."""
+        prefix = str(cls.model_config["env_prefix"])
+        fields = cls.model_fields
+        return make_parser(fields, program=cls.program, purpose=cls.purpose, prefix=prefix)
+
+    @classmethod
+    def load(cls, argv: Sequence[str] | None = None) -> Self:
+        """The settings of this process, from `argv`, `os.environ` and the file.
+
+        Raises:
+            ConfigurationError: a key is unknown or a value is wrong.
+            SystemExit: `--help`, or a flag argparse cannot read.
+        """
+        flags = vars(cls.parser().parse_args(argv))
+        try:
+            return cls(**flags)
+        except ValidationError as error:
+            raise ConfigurationError(_describe(error)) from error
+
+    @classmethod
     def read_variables(cls, environ: Mapping[str, str]) -> dict[str, str]:
         """Setting -> value from our variables."""
         return read_environment(environ, cls.model_fields)
@@ -191,7 +204,8 @@ class ProcessSettings(BaseSettings):
         """
         variables = dict(cls.read_variables(os.environ))
         named = flags.get("config_file") or variables.get("config_file")
-        file = read_file(named, cls.model_fields, table=cls.file_table, shared=cls.shared)
+        shared = {key: cls.renamed.get(key, key) for key in SHARED_KEYS}
+        file = read_file(named, cls.model_fields, table=cls.file_table, shared=shared)
         sources = {"flag": dict(flags), "variable": variables, "file": file}
         chosen = [values["preset"] for values in sources.values() if "preset" in values]
         # A name that is no preset is refused by the field.
@@ -199,109 +213,26 @@ class ProcessSettings(BaseSettings):
         return sources | {"preset": dict(preset)}
 
 
-def load(
-    kind: type[_Settings], parser: argparse.ArgumentParser, argv: Sequence[str] | None
-) -> _Settings:
-    """The settings of this process, from `argv`, `os.environ` and the file.
+class CompanionSettings(ProcessSettings):
+    """The settings of a process beside the workers of a queue, such as the gateway.
 
-    Raises:
-        ConfigurationError: a key is unknown or a value is wrong.
-        SystemExit: `--help`, or a flag argparse cannot read.
+    What it shares with the worker is also read from the worker's variables, so that both can use
+    one environment; its own variables win.
     """
-    flags = vars(parser.parse_args(argv))
-    try:
-        return kind(**flags)
-    except ValidationError as error:
-        raise ConfigurationError(_describe(error)) from error
 
+    @classmethod
+    def shared_with_worker(cls) -> dict[str, str]:
+        """The worker's name -> ours, for each setting that is also read from its variables."""
+        names = {name: cls.renamed.get(name, name) for name in COMMON_SETTINGS}
+        return {name: own for name, own in names.items() if own in cls.model_fields}
 
-def split_list(value: Any) -> Any:
-    """Splits a text at commas, for lists in flags and variables; returns other values unchanged."""
-    if isinstance(value, str):
-        return tuple(part.strip() for part in value.split(","))
-    return value
-
-
-def make_parser(
-    kind: type[ProcessSettings], *, prog: str, description: str, epilog: str
-) -> argparse.ArgumentParser:
-    """A parser with one flag per field; flags that are not given are absent from the result."""
-    parser = Parser(
-        prog=prog,
-        description=description,
-        epilog=epilog,
-        argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
-    )
-    groups: dict[str, argparse._ArgumentGroup] = {}
-    for name, field in kind.model_fields.items():
-        if SecretStr in get_args(field.annotation):
-            continue
-        section = _section(field)
-        if section not in groups:
-            groups[section] = parser.add_argument_group(section)
-        flag = "--" + name.replace("_", "-")
-        text = f"{field.description} [{_default_text(field)}]".replace("%", "%%")
-        if field.annotation is bool:
-            groups[section].add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
-        elif get_origin(field.annotation) is dict:
-            groups[section].add_argument(flag, action="append", metavar="NAME=VALUE", help=text)
-        else:
-            choices = _choices(field) or None
-            metavar = None if choices else _type_text(field).upper()
-            groups[section].add_argument(flag, choices=choices, metavar=metavar, help=text)
-    return parser
-
-
-def markdown_tables(kind: type[ProcessSettings]) -> list[str]:
-    """The lines of docs/reference/configuration.md for one process: a table for each section."""
-    tables: dict[str, list[str]] = {}
-    for name, field in kind.model_fields.items():
-        row = [f"`{name}`", _type_text(field), _default_text(field), field.description]
-        line = f"| {' | '.join(str(cell) for cell in row)} |"
-        tables.setdefault(_section(field), []).append(line)
-    lines: list[str] = []
-    for section, rows in tables.items():
-        lines += ["", f"### {section}", ""]
-        lines += ["| name | type | default | meaning |", "|---|---|---|---|", *rows]
-    return lines
-
-
-def _section(field: FieldInfo) -> str:
-    assert isinstance(field.json_schema_extra, dict)
-    return str(field.json_schema_extra["section"])
-
-
-def _default_text(field: FieldInfo) -> str:
-    if field.default in (None, "", (), {}):
-        return "unset"
-    if isinstance(field.default, bool):
-        return "on" if field.default else "off"
-    if isinstance(field.default, tuple):
-        return ",".join(field.default)
-    return str(field.default)
-
-
-def _choices(field: FieldInfo) -> tuple[str, ...]:
-    """The words a Literal allows, or one that may be None; empty for every other type."""
-    for kind in (field.annotation, *get_args(field.annotation)):
-        options = get_args(kind)
-        if options and all(isinstance(option, str) for option in options):
-            return options
-    return ()
-
-
-def _type_text(field: FieldInfo) -> str:
-    if choices := _choices(field):
-        return ", ".join(choices)
-    if get_origin(field.annotation) is tuple:
-        return "list"
-    if get_origin(field.annotation) is dict:
-        return "table"
-    kinds = [kind for kind in get_args(field.annotation) if kind is not type(None)]
-    kind: Any = kinds[0] if kinds else field.annotation
-    names = {SecretStr: "secret", bool: "flag", int: "integer", float: "number", str: "text"}
-    return names.get(kind, "path")
+    @classmethod
+    def read_variables(cls, environ: Mapping[str, str]) -> dict[str, str]:
+        """Setting -> value from our own variables, and from the worker's for the others."""
+        names = cls.shared_with_worker()
+        shared = {names[name]: text for name, text in read_environment(environ, names).items()}
+        prefix = str(cls.model_config["env_prefix"])
+        return shared | read_environment(environ, cls.model_fields, prefix=prefix)
 
 
 def _describe(error: ValidationError) -> str:

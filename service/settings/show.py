@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from pydantic import SecretStr
 
 from quire.cli.sources import without_password
-from service.settings.config import Settings, build_parser
-from service.settings.reading import load
+from service.settings.config import Settings
 from service.settings.sources import ConfigurationError
 
 EXIT_USAGE = 2
@@ -50,9 +49,8 @@ def shown(argv: Sequence[str]) -> list[tuple[str, object, str]]:
 
     The origin is `flag`, `variable`, `file`, `preset <name>` or `default`.
     """
-    parser = build_parser()
-    settings = load(Settings, parser, argv)
-    sources = Settings.values_by_source(vars(parser.parse_args(argv)))
+    settings = Settings.load(argv)
+    sources = Settings.values_by_source(vars(Settings.parser().parse_args(argv)))
     rows = []
     for name in Settings.model_fields:
         value = getattr(settings, name)

@@ -11,11 +11,11 @@ from pathlib import Path
 from engine.vllm.load import load_vllm
 from service.model.adapters import adapters_in
 from service.model.served import ServedModel, served_by_vllm, vllm_limits
-from service.settings.config import Settings, load_settings
+from service.settings.config import Settings
 from tests.chaos import adapters
 from tests.chaos.real import VLLM_FLAGS
 
-_SETTINGS = load_settings(list(VLLM_FLAGS))
+_SETTINGS = Settings.load(list(VLLM_FLAGS))
 
 with tempfile.TemporaryDirectory() as _folder:
     # Those of every stage; vLLM keeps their weights.

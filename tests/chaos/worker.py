@@ -191,14 +191,14 @@ def _run(argv: Sequence[str], load: _Load | None, doctored: Sequence[str]) -> No
         _doctor(control)
     if load is not None:
         service.process.worker.Worker = _with_model(load)  # type: ignore[assignment, misc]
-    load_settings = service.settings.config.load_settings
+    load_settings = service.settings.config.Settings.load
 
     def settings_and_signals() -> service.settings.config.Settings:
         # The first thing main does once it hears signals.
         forking.hear_sigterm()
         return load_settings()
 
-    service.settings.config.load_settings = settings_and_signals  # type: ignore[assignment]
+    service.settings.config.Settings.load = settings_and_signals
     workers = _remembered_workers()
     sys.argv = ["worker", *argv]
     code = service.__main__.main()

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from service.batcher.settings import BATCHER_PORT, load_batcher_settings
-from service.console.settings import CONSOLE_PORT, load_console_settings
-from service.exporter.settings import load_exporter_settings
+from service.batcher.settings import BATCHER_PORT, BatcherSettings
+from service.console.settings import CONSOLE_PORT, ConsoleSettings
+from service.exporter.settings import ExporterSettings
 from service.gateway.http.server import CLOSE_SECONDS
-from service.gateway.settings import GATEWAY_PORT, load_gateway_settings
+from service.gateway.settings import GATEWAY_PORT, GatewaySettings
 from service.notifier.endpoints import read_endpoints
-from service.notifier.settings import NOTIFIER_PORT, load_notifier_settings
-from service.settings.config import Settings, load_settings
+from service.notifier.settings import NOTIFIER_PORT, NotifierSettings
+from service.settings.config import Settings
 from service.settings.model_table import read_models
 from service.settings.several import settings_of_models
 from service.settings.sources import ConfigurationError
@@ -146,7 +146,7 @@ def enter(monkeypatch, tmp_path):
 def test_a_worker_understands_its_environment_and_has_time_to_drain(name, enter):
     enter(name)
 
-    settings = load_settings([])
+    settings = Settings.load([])
 
     assert settings.redis_password is not None
     assert settings.redis_password.get_secret_value() == "as in the file"
@@ -172,26 +172,26 @@ def test_a_worker_serves_the_model_of_the_image_or_one_model_or_a_file_of_models
     name, enter, models, monkeypatch
 ):
     enter(name)
-    (settings,) = settings_of_models(load_settings([]))
+    (settings,) = settings_of_models(Settings.load([]))
     assert settings.model is None and settings.model_source.endswith("models/abacus")
 
     enter(name, QUIRE_MODELS_FILE=models)
-    made = settings_of_models(load_settings([]))
+    made = settings_of_models(Settings.load([]))
     assert [(one.queue, one.model) for one in made] == [
         ("small", "/models/small"), ("large", "/models/large"),
     ]  # fmt: skip
 
     monkeypatch.delenv("QUIRE_MODELS_FILE")
     enter(name, QUIRE_MODEL="/models/one", QUIRE_ADAPTERS="/models/adapters")
-    (settings,) = settings_of_models(load_settings([]))
+    (settings,) = settings_of_models(Settings.load([]))
     assert (settings.model, settings.adapters) == ("/models/one", Path("/models/adapters"))
     enter(name, QUIRE_MODELS_FILE=models)
     with pytest.raises(ConfigurationError, match="adapters, model: cannot be combined"):
-        load_settings([])
+        Settings.load([])
 
 
 def test_gateway_and_batcher_read_the_file_of_models_that_workers_read(enter, models):
-    for name, load in (("gateway", load_gateway_settings), ("batcher", load_batcher_settings)):
+    for name, load in (("gateway", GatewaySettings.load), ("batcher", BatcherSettings.load)):
         enter(name, QUIRE_GATEWAY_MODELS_FILE=models)
         table = read_models(load([]).models_file)
         assert table is not None
@@ -214,12 +214,12 @@ def test_the_exporter_understands_its_environment_and_the_images(enter, monkeypa
         monkeypatch.setenv(key, text)
     enter("exporter")
 
-    settings = load_exporter_settings([])
+    settings = ExporterSettings.load([])
 
     assert settings.connection_url == "redis://:as%20in%20the%20file@redis:6379/0"
     assert settings.queues == ("default",)
     monkeypatch.setenv("QUIRE_EXPORTER_QUEUES", "default,bulk")
-    assert load_exporter_settings([]).queues == ("default", "bulk")
+    assert ExporterSettings.load([]).queues == ("default", "bulk")
     assert SERVICES["exporter"]["image"] == SERVICES["worker-cpu"]["image"]
     assert SERVICES["exporter"]["build"] == SERVICES["worker-cpu"]["build"]
 
@@ -229,7 +229,7 @@ def test_the_gateway_understands_its_environment_and_has_time_to_drain(enter, mo
         monkeypatch.setenv(key, text)
     enter("gateway")
 
-    settings = load_gateway_settings([])
+    settings = GatewaySettings.load([])
 
     assert settings.connection_url == "redis://:as%20in%20the%20file@redis:6379/0"
     assert (settings.http_host, settings.http_port) == ("0.0.0.0", GATEWAY_PORT)
@@ -243,7 +243,7 @@ def test_the_batcher_understands_its_environment_and_shares_the_gateways_files(e
         monkeypatch.setenv(key, text)
     enter("batcher")
 
-    settings = load_batcher_settings([])
+    settings = BatcherSettings.load([])
 
     assert settings.connection_url == "redis://:as%20in%20the%20file@redis:6379/0"
     assert (settings.http_host, settings.http_port) == ("0.0.0.0", BATCHER_PORT)
@@ -263,7 +263,7 @@ def test_the_notifier_understands_its_environment_and_reads_the_file_of_endpoint
         monkeypatch.setenv(key, text)
     enter("notifier")
 
-    settings = load_notifier_settings([])
+    settings = NotifierSettings.load([])
 
     service = SERVICES["notifier"]
     assert settings.connection_url == "redis://:as%20in%20the%20file@redis:6379/0"
@@ -281,7 +281,7 @@ def test_the_console_understands_its_environment_and_only_reads(enter, monkeypat
         monkeypatch.setenv(key, text)
     enter("console")
 
-    settings = load_console_settings([])
+    settings = ConsoleSettings.load([])
 
     assert settings.connection_url == "redis://:as%20in%20the%20file@redis:6379/0"
     assert (settings.http_host, settings.http_port) == ("0.0.0.0", CONSOLE_PORT)

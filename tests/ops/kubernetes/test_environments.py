@@ -6,15 +6,15 @@ from pathlib import Path
 import certifi
 import pytest
 
-from service.batcher.settings import BATCHER_PORT, BatcherSettings, load_batcher_settings
+from service.batcher.settings import BATCHER_PORT, BatcherSettings
 from service.console.server import CLOSE_SECONDS as CONSOLE_CLOSE_SECONDS
-from service.console.settings import CONSOLE_PORT, ConsoleSettings, load_console_settings
-from service.exporter.settings import EXPORTER_PORT, ExporterSettings, load_exporter_settings
+from service.console.settings import CONSOLE_PORT, ConsoleSettings
+from service.exporter.settings import EXPORTER_PORT, ExporterSettings
 from service.gateway.http.server import CLOSE_SECONDS
-from service.gateway.settings import GATEWAY_PORT, GatewaySettings, load_gateway_settings
-from service.notifier.settings import NOTIFIER_PORT, NotifierSettings, load_notifier_settings
+from service.gateway.settings import GATEWAY_PORT, GatewaySettings
+from service.notifier.settings import NOTIFIER_PORT, NotifierSettings
 from service.process.worker import RELEASE_SECONDS
-from service.settings.config import WORKER_PORT, Settings, load_settings
+from service.settings.config import WORKER_PORT, Settings
 from tests.ops.kubernetes.cluster import (
     KUBERNETES,
     OURS,
@@ -58,7 +58,7 @@ def test_a_worker_understands_its_environment_and_has_time_to_drain(overlay, mon
     worker = workloads(overlay)["quire-worker"]
     enter(overlay, "quire-worker", monkeypatch, tmp_path)
 
-    settings = load_settings([])
+    settings = Settings.load([])
 
     assert settings.redis_password is not None
     assert (settings.http_host, settings.http_port) == ("0.0.0.0", WORKER_PORT)
@@ -72,9 +72,9 @@ def test_a_worker_understands_its_environment_and_has_time_to_drain(overlay, mon
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_exporter_and_gateway_understand_their_environment(overlay, monkeypatch, tmp_path):
     enter(overlay, "quire-exporter", monkeypatch, tmp_path)
-    exporter = load_exporter_settings([])
+    exporter = ExporterSettings.load([])
     enter(overlay, "quire-gateway", monkeypatch, tmp_path)
-    gateway = load_gateway_settings([])
+    gateway = GatewaySettings.load([])
 
     assert (exporter.http_host, exporter.http_port) == ("0.0.0.0", EXPORTER_PORT)
     assert (gateway.http_host, gateway.http_port) == ("0.0.0.0", GATEWAY_PORT)
@@ -98,11 +98,11 @@ def test_with_several_models_everybody_has_the_queues_of_one_table(monkeypatch, 
         assert told == {name: (TABLE_FOLDER / name).read_text(encoding="utf-8")}
     queues = {one["queue"] for one in tomllib.loads(told[name])["models"].values()}
     enter(overlay, "quire-worker", monkeypatch, tmp_path)
-    worker = load_settings([])
+    worker = Settings.load([])
     enter(overlay, "quire-gateway", monkeypatch, tmp_path)
-    gateway = load_gateway_settings([])
+    gateway = GatewaySettings.load([])
     enter(overlay, "quire-exporter", monkeypatch, tmp_path)
-    exporter = load_exporter_settings([])
+    exporter = ExporterSettings.load([])
 
     assert worker.models_file == gateway.models_file == TABLE_FOLDER / name
     assert worker.model is None and set(exporter.queues) == queues and len(queues) == 2
@@ -113,9 +113,9 @@ def test_with_several_models_everybody_has_the_queues_of_one_table(monkeypatch, 
 @pytest.mark.parametrize("overlay", ["production", "production-cpu"])
 def test_batcher_and_notifier_understand_their_environment(overlay, monkeypatch, tmp_path):
     enter(overlay, "quire-batcher", monkeypatch, tmp_path)
-    batcher = load_batcher_settings([])
+    batcher = BatcherSettings.load([])
     enter(overlay, "quire-notifier", monkeypatch, tmp_path)
-    notifier = load_notifier_settings([])
+    notifier = NotifierSettings.load([])
 
     assert (batcher.http_host, batcher.http_port) == ("0.0.0.0", BATCHER_PORT)
     assert (notifier.http_host, notifier.http_port) == ("0.0.0.0", NOTIFIER_PORT)
@@ -152,7 +152,7 @@ def test_a_console_only_reads_and_has_users_and_one_pod(overlay, monkeypatch, tm
     console = workloads(overlay)["quire-console"]
     enter(overlay, "quire-console", monkeypatch, tmp_path)
 
-    settings = load_console_settings([])
+    settings = ConsoleSettings.load([])
 
     assert (settings.http_host, settings.http_port) == ("0.0.0.0", CONSOLE_PORT)
     assert settings.role == "observer" and settings.redis_url.startswith("rediss://observer@")

@@ -5,7 +5,7 @@ import base64
 import pytest
 
 from service.console.access import Users
-from service.console.settings import load_console_settings
+from service.console.settings import ConsoleSettings
 from service.settings.sources import ConfigurationError
 
 PASSWORD, OTHER = "a-long-password-1", "another-password-2"
@@ -132,7 +132,7 @@ def test_the_cookie_is_for_no_script_and_no_other_site(console):
 def test_the_queues_are_the_workers_unless_its_own_are_named(monkeypatch, variables, queues):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert load_console_settings([]).queues == queues
+    assert ConsoleSettings.load([]).queues == queues
 
 
 @pytest.mark.parametrize("flags", [("--queues", "a,a"), ("--role", "king"),
@@ -140,4 +140,4 @@ def test_the_queues_are_the_workers_unless_its_own_are_named(monkeypatch, variab
     ("--trusted-proxies", "proxy.example"), ("--trusted-proxies", "10.0.0.1/8")])  # fmt: skip
 def test_wrong_settings_are_refused(flags):
     with pytest.raises((ConfigurationError, SystemExit)):
-        load_console_settings(list(flags))
+        ConsoleSettings.load(list(flags))

@@ -6,12 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from service.exporter.settings import (
-    EXPORTER_PORT,
-    ExporterSettings,
-    build_exporter_parser,
-    load_exporter_settings,
-)
+from service.exporter.settings import EXPORTER_PORT, ExporterSettings
 from service.settings.sources import ConfigurationError
 
 
@@ -31,7 +26,7 @@ def test_a_flag_wins_over_a_variable_over_the_file_over_the_default(nothing_set)
     )
     nothing_set.setenv("QUIRE_EXPORTER_NUM_SHARDS", "3")
     nothing_set.setenv("QUIRE_EXPORTER_TIMEOUT_SECONDS", "2")
-    settings = load_exporter_settings(["--timeout-seconds", "2.5"])
+    settings = ExporterSettings.load(["--timeout-seconds", "2.5"])
 
     assert settings.queues == ("a", "b")
     assert (settings.num_shards, settings.timeout_seconds) == (3, 2.5)
@@ -45,19 +40,19 @@ def test_what_it_shares_with_the_worker_comes_from_the_workers_variables(nothing
     nothing_set.setenv("QUIRE_QUEUE", "work")
     nothing_set.setenv("QUIRE_HTTP_PORT", "8080")
     nothing_set.setenv("QUIRE_DEVICE", "cuda")
-    settings = load_exporter_settings([])
+    settings = ExporterSettings.load([])
 
     assert settings.connection_url == "redis://:secret@redis:6379/0"
     assert settings.queues == ("work",)
     assert settings.http_port == EXPORTER_PORT
 
     nothing_set.setenv("QUIRE_EXPORTER_QUEUES", "work, play")
-    assert load_exporter_settings([]).queues == ("work", "play")
+    assert ExporterSettings.load([]).queues == ("work", "play")
 
 
 def test_keys_above_all_tables_are_its_own_too(nothing_set):
     Path("quire.toml").write_text("queue = 'work'\nredis_url = 'redis://there:1/2'\n[exporter]\n")
-    settings = load_exporter_settings([])
+    settings = ExporterSettings.load([])
 
     assert (settings.queues, settings.redis_url) == (("work",), "redis://there:1/2")
 
@@ -66,23 +61,23 @@ def test_keys_above_all_tables_are_its_own_too(nothing_set):
     ("variable", "value", "named"),
     [
         ("QUIRE_EXPORTER_QUEUES", "a,b{c}", "queues.1"),
-        ("QUIRE_EXPORTER_QUEUES", "", "queues.0"),
+        ("QUIRE_EXPORTER_QUEUES", "", "queues: must have at least 1 item"),
     ],
 )
 def test_a_variable_that_cannot_be_right_is_refused_by_name(nothing_set, variable, value, named):
     nothing_set.setenv(variable, value)
     with pytest.raises(ConfigurationError, match=re.escape(named)):
-        load_exporter_settings([])
+        ExporterSettings.load([])
 
 
 def test_an_unknown_key_of_its_table_is_refused(nothing_set):
     Path("quire.toml").write_text("[exporter]\nqueue = 'a'\n")
     with pytest.raises(ConfigurationError, match="queue"):
-        load_exporter_settings([])
+        ExporterSettings.load([])
 
 
 def test_every_setting_but_the_secret_has_a_flag():
-    flags = {action.dest for action in build_exporter_parser()._actions} - {"help"}
+    flags = {action.dest for action in ExporterSettings.parser()._actions} - {"help"}
     assert flags == ExporterSettings.model_fields.keys() - {"redis_password"}
 
 
@@ -95,10 +90,10 @@ def test_every_setting_but_the_secret_has_a_flag():
 )
 def test_a_misspelt_variable_of_its_own_or_of_the_worker_s_is_told(nothing_set, variable, meant):
     nothing_set.setenv(variable, "a")
-    (clause,) = load_exporter_settings([]).unknown_variables(os.environ)
+    (clause,) = ExporterSettings.load([]).unknown_variables(os.environ)
     assert clause == f"unknown variable {variable}; did you mean {meant}?"
 
 
 def test_the_number_of_shards_is_shared_with_the_worker(nothing_set):
     nothing_set.setenv("QUIRE_SHARDS", "4")
-    assert load_exporter_settings([]).num_shards == 4
+    assert ExporterSettings.load([]).num_shards == 4

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from service.gateway.http.server import Server
-from service.gateway.settings import GatewaySettings, load_gateway_settings
+from service.gateway.settings import GatewaySettings
 from service.settings.sources import ConfigurationError
 from tests.service.builders import CHECKOUT
 
@@ -20,12 +20,12 @@ def test_what_worker_and_gateway_share_is_said_once(monkeypatch, tmp_path):
     monkeypatch.setenv("QUIRE_HTTP_PORT", "10400")
     monkeypatch.setenv("QUIRE_DRAIN_SECONDS", "99")
     monkeypatch.setenv("QUIRE_GATEWAY_MAX_OPEN_ANSWERS", "7")
-    settings = load_gateway_settings(["--http-port", "0"])
+    settings = GatewaySettings.load(["--http-port", "0"])
     assert (settings.redis_url, settings.queue) == ("redis://127.0.0.1:6380/0", "shared")
     assert (settings.retention_seconds, settings.max_open_answers) == (60, 7)
     assert (settings.http_port, settings.drain_seconds) == (0, 30)
     monkeypatch.setenv("QUIRE_GATEWAY_QUEUE", "own")
-    assert load_gateway_settings([]).queue == "own"
+    assert GatewaySettings.load([]).queue == "own"
 
 
 def test_its_table_of_the_file_is_its_own(monkeypatch, tmp_path):
@@ -33,12 +33,12 @@ def test_its_table_of_the_file_is_its_own(monkeypatch, tmp_path):
     (tmp_path / "quire.toml").write_text(
         'queue = "shared"\n[worker]\ndrain_seconds = 9\n[gateway]\npatience_seconds = 5\n'
     )
-    settings = load_gateway_settings([])
+    settings = GatewaySettings.load([])
     assert (settings.queue, settings.patience_seconds) == ("shared", 5)
     assert settings.drain_seconds == 30
     (tmp_path / "quire.toml").write_text("[gateway]\npatience = 5\n")
     with pytest.raises(ConfigurationError, match="did you mean patience_seconds"):
-        load_gateway_settings([])
+        GatewaySettings.load([])
 
 
 def test_a_misspelt_variable_of_its_own_is_told():
@@ -52,8 +52,8 @@ def test_a_patience_that_no_caller_could_meet_is_refused(name):
     with pytest.raises(
         ConfigurationError, match=rf"^{name}: must be at least 0\.05 seconds: the way"
     ):
-        load_gateway_settings([flag, "1e-6"])
-    assert getattr(load_gateway_settings([flag, "0.05"]), name) == 0.05
+        GatewaySettings.load([flag, "1e-6"])
+    assert getattr(GatewaySettings.load([flag, "0.05"]), name) == 0.05
 
 
 def test_an_address_that_is_taken_is_one_sentence():

@@ -13,7 +13,7 @@ from quire.transitions.values import Claimed, CommitItem
 from quire.wire.output import Completion
 from service.model.adapters import MAX_ADAPTERS, adapters_in, fingerprint_with, is_same_adapter
 from service.process.worker import EXIT_REFUSED
-from service.settings.config import Settings, load_settings
+from service.settings.config import Settings
 from tests.quire.batch_folder import Folder, ask
 from tests.service.builders import (
     Output,
@@ -347,9 +347,9 @@ def test_a_worker_that_starts_tells_the_names_of_its_adapters(queue: Queue, tmp_
 def test_a_variable_without_a_value_is_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("QUIRE_ADAPTERS", "")
-    assert load_settings([]).adapters is None
+    assert Settings.load([]).adapters is None
     monkeypatch.setenv("QUIRE_ADAPTERS", "somewhere")
-    assert load_settings([]).adapters == Path("somewhere")
+    assert Settings.load([]).adapters == Path("somewhere")
 
 
 def test_fingerprints_are_of_one_adapter_where_name_and_revision_are_the_same():

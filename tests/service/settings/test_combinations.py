@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from service.model.served import _find_adapters
 from service.settings.combinations import without_effect
-from service.settings.config import load_settings
+from service.settings.config import Settings
 from service.settings.sources import ConfigurationError
 from tests.service.builders import Queue, WorkerProcess
 
@@ -53,8 +53,8 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 )
 def test_what_cannot_be_had_is_refused_with_what_to_set(flags: str, remedy: str, mended: str):
     with pytest.raises(ConfigurationError, match=remedy):
-        load_settings(flags.split())
-    assert load_settings(f"{flags} {mended}".split())
+        Settings.load(flags.split())
+    assert Settings.load(f"{flags} {mended}".split())
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_what_cannot_be_had_is_refused_with_what_to_set(flags: str, remedy: str,
     ],
 )
 def test_what_changes_nothing_is_told(flags: str, reason: str):
-    (clause,) = without_effect(load_settings(flags.split()))
+    (clause,) = without_effect(Settings.load(flags.split()))
     assert reason in clause
 
 
@@ -86,12 +86,12 @@ def test_what_changes_nothing_is_told(flags: str, reason: str):
     ],
 )
 def test_of_what_has_an_effect_and_of_defaults_nothing_is_told(flags: str):
-    assert list(without_effect(load_settings(flags.split()))) == []
+    assert list(without_effect(Settings.load(flags.split()))) == []
 
 
 def test_a_variable_that_changes_nothing_is_told_as_a_flag_is(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("QUIRE_MAX_SPECULATIVE_STEP_TOKENS", "9")
-    (clause,) = without_effect(load_settings([]))
+    (clause,) = without_effect(Settings.load([]))
     assert clause.startswith("max_speculative_step_tokens has no effect")
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from quire.cli.sources import known_settings, with_password
-from service.exporter.settings import load_exporter_settings
-from service.gateway.settings import load_gateway_settings
+from service.exporter.settings import ExporterSettings
+from service.gateway.settings import GatewaySettings
 from service.settings.bounds import BEATS_PER_LEASE, MIN_LEASE_SECONDS, TRY_SECONDS
-from service.settings.config import EMBEDDED_MODEL, Settings, build_parser, load_settings
+from service.settings.config import EMBEDDED_MODEL, Settings
 from service.settings.sources import ConfigurationError
 from tests.service.builders import CHECKOUT
 
@@ -31,7 +31,7 @@ def write_file(text: str, name: str = "quire.toml") -> Path:
 
 
 def test_without_any_source_every_setting_has_its_default():
-    settings = load_settings([])
+    settings = Settings.load([])
     assert settings == Settings()
     assert settings.model_source == str(EMBEDDED_MODEL)
     assert settings.model_name == "abacus"
@@ -41,7 +41,7 @@ def test_a_flag_wins_over_a_variable_over_the_file_over_the_default(monkeypatch)
     write_file("[worker]\nmax_num_seqs = 2\nblock_size = 4\npolicy = 'sjf'\n")
     monkeypatch.setenv("QUIRE_MAX_NUM_SEQS", "3")
     monkeypatch.setenv("QUIRE_BLOCK_SIZE", "8")
-    settings = load_settings(["--max-num-seqs", "5"])
+    settings = Settings.load(["--max-num-seqs", "5"])
     assert settings.max_num_seqs == 5
     assert settings.block_size == 8
     assert settings.policy == "sjf"
@@ -50,24 +50,24 @@ def test_a_flag_wins_over_a_variable_over_the_file_over_the_default(monkeypatch)
 
 def test_switches_can_be_turned_on_and_off_from_the_command_line(monkeypatch):
     monkeypatch.setenv("QUIRE_BURST", "1")
-    assert load_settings([]).burst
-    assert not load_settings(["--no-burst"]).burst
-    assert not load_settings(["--no-enable-prefix-caching"]).enable_prefix_caching
+    assert Settings.load([]).burst
+    assert not Settings.load(["--no-burst"]).burst
+    assert not Settings.load(["--no-enable-prefix-caching"]).enable_prefix_caching
 
 
 def test_shared_keys_may_stand_above_the_tables_and_the_table_wins():
     write_file(
         "queue = 'shared'\nlog_level = 'error'\n[worker]\nqueue = 'mine'\n[exporter]\nx = 1\n"
     )
-    settings = load_settings([])
+    settings = Settings.load([])
     assert (settings.queue, settings.log_level) == ("mine", "error")
 
 
 def test_the_file_can_be_named_by_flag_or_variable(monkeypatch):
     monkeypatch.setenv("QUIRE_CONFIG_FILE", str(write_file("[worker]\nshards = 2\n", "a.toml")))
-    assert load_settings([]).shards == 2
+    assert Settings.load([]).shards == 2
     named = write_file("[worker]\nshards = 3\n", "b.toml")
-    assert load_settings(["--config-file", str(named)]).shards == 3
+    assert Settings.load(["--config-file", str(named)]).shards == 3
 
 
 def test_a_secret_is_read_from_the_file_its_variable_names(monkeypatch):
@@ -75,7 +75,7 @@ def test_a_secret_is_read_from_the_file_its_variable_names(monkeypatch):
     monkeypatch.setenv(
         "QUIRE_REDIS_URL_FILE", str(write_file("rediss://user@redis-7:1/2\n", "url"))
     )
-    settings = load_settings([])
+    settings = Settings.load([])
     assert settings.connection_url == "rediss://user:s%2Fcr%40t@redis-7:1/2"
     assert "s/cr@t" not in repr(settings)
     assert "redis-7" not in repr(settings)
@@ -83,7 +83,7 @@ def test_a_secret_is_read_from_the_file_its_variable_names(monkeypatch):
 
 def test_a_password_joins_a_url_without_user_information(monkeypatch):
     monkeypatch.setenv("QUIRE_REDIS_PASSWORD", "pass")
-    assert load_settings([]).connection_url == "redis://:pass@127.0.0.1:6379/0"
+    assert Settings.load([]).connection_url == "redis://:pass@127.0.0.1:6379/0"
 
 
 @pytest.mark.parametrize("url", ["redis://:own@redis-7:1/2", "redis://user:own@redis-7:1/2"])
@@ -92,7 +92,7 @@ def test_a_password_in_the_url_counts_before_the_other_as_it_does_for_the_comman
     monkeypatch.setenv("QUIRE_REDIS_PASSWORD", "another")
     known = known_settings(os.environ)
     as_command = with_password(known["redis_url"], known["redis_password"])
-    assert load_settings([]).connection_url == as_command == url
+    assert Settings.load([]).connection_url == as_command == url
 
 
 SECONDS = [name for name in Settings.model_fields if name.endswith("_seconds")]
@@ -102,7 +102,7 @@ SECONDS = [name for name in Settings.model_fields if name.endswith("_seconds")]
 @pytest.mark.parametrize("name", SECONDS)
 def test_a_duration_that_no_clock_takes_is_refused_before_a_request_meets_it(name, seconds):
     with pytest.raises(ConfigurationError, match=f"^{name}: must be (at most|less than)"):
-        load_settings([f"--{name.replace('_', '-')}", seconds])
+        Settings.load([f"--{name.replace('_', '-')}", seconds])
 
 
 @pytest.mark.parametrize(
@@ -116,10 +116,10 @@ def test_a_duration_that_no_clock_takes_is_refused_before_a_request_meets_it(nam
 )
 def test_a_duration_too_short_for_what_it_is_for_is_refused_with_the_reason(name, least, reason):
     flag = f"--{name.replace('_', '-')}"
-    assert getattr(load_settings([flag, str(least)]), name) == least
+    assert getattr(Settings.load([flag, str(least)]), name) == least
     for seconds in (0.99 * least, 1e-9):
         with pytest.raises(ConfigurationError, match=f"^{name}: .*at least {least} .*: {reason}"):
-            load_settings([flag, str(seconds)])
+            Settings.load([flag, str(seconds)])
 
 
 @pytest.mark.parametrize(("lease", "is_in_time"), [(MIN_LEASE_SECONDS, True), (0.74, False)])
@@ -143,7 +143,7 @@ def test_an_unknown_variable_is_told_with_the_nearest_name_and_ignored(
     monkeypatch, variable: str, hint: str
 ):
     monkeypatch.setenv(variable, "1")
-    settings = load_settings([])
+    settings = Settings.load([])
     assert settings == Settings()
     assert settings.unknown_variables(os.environ) == [f"unknown variable {variable}{hint}"]
 
@@ -151,7 +151,7 @@ def test_an_unknown_variable_is_told_with_the_nearest_name_and_ignored(
 def test_variables_of_other_parts_of_quire_are_not_ours_to_judge(monkeypatch):
     monkeypatch.setenv("QUIRE_EXPORTER_HTTP_PORT", "8000")
     monkeypatch.setenv("QUIRE_TEST_SOMETHING", "x")
-    assert load_settings([]).unknown_variables(os.environ) == []
+    assert Settings.load([]).unknown_variables(os.environ) == []
 
 
 @pytest.mark.parametrize(
@@ -167,17 +167,17 @@ def test_variables_of_other_parts_of_quire_are_not_ours_to_judge(monkeypatch):
 def test_a_file_with_an_unknown_key_is_refused(text: str, named: str):
     write_file(text)
     with pytest.raises(ConfigurationError, match=named):
-        load_settings([])
+        Settings.load([])
 
 
 def test_a_named_file_that_is_missing_is_refused():
     with pytest.raises(ConfigurationError, match="nowhere"):
-        load_settings(["--config-file", "nowhere.toml"])
+        Settings.load(["--config-file", "nowhere.toml"])
 
 
 def test_an_unknown_flag_is_refused(capsys):
     with pytest.raises(SystemExit) as end:
-        load_settings(["--max-num-seq", "3"])
+        Settings.load(["--max-num-seq", "3"])
     assert end.value.code == 2
     assert "--max-num-seq" in capsys.readouterr().err
 
@@ -198,16 +198,16 @@ def test_an_unknown_flag_is_refused(capsys):
 def test_a_wrong_value_is_refused_by_the_name_of_its_setting(monkeypatch, variable, value):
     monkeypatch.setenv(variable, value)
     with pytest.raises(ConfigurationError, match=variable.removeprefix("QUIRE_").lower()):
-        load_settings([])
+        Settings.load([])
 
 
 @pytest.mark.parametrize("host", ["", " "])
 @pytest.mark.parametrize(
     ("load", "variable"),
     [
-        (load_settings, "QUIRE_HTTP_HOST"),
-        (load_exporter_settings, "QUIRE_EXPORTER_HTTP_HOST"),
-        (load_gateway_settings, "QUIRE_GATEWAY_HTTP_HOST"),
+        (Settings.load, "QUIRE_HTTP_HOST"),
+        (ExporterSettings.load, "QUIRE_EXPORTER_HTTP_HOST"),
+        (GatewaySettings.load, "QUIRE_GATEWAY_HTTP_HOST"),
     ],
 )
 def test_an_empty_address_is_refused_as_a_socket_takes_it_for_all(
@@ -232,14 +232,14 @@ def test_a_name_that_is_no_text_is_refused_before_the_registry_meets_it(monkeypa
     with pytest.raises(
         ConfigurationError, match=f"^{name}: (must be a|holds half a surrogate pair)"
     ) as caught:
-        load_settings([])
+        Settings.load([])
     str(caught.value).encode()
 
 
 def test_a_wrong_url_is_not_repeated_in_the_message_because_it_may_hold_a_password(monkeypatch):
     monkeypatch.setenv("QUIRE_REDIS_URL", "http://:hunter2@host")
     with pytest.raises(ConfigurationError) as error:
-        load_settings([])
+        Settings.load([])
     assert "hunter2" not in str(error.value)
 
 
@@ -247,7 +247,7 @@ def test_a_setting_and_its_file_cannot_both_be_given(monkeypatch):
     monkeypatch.setenv("QUIRE_QUEUE", "a")
     monkeypatch.setenv("QUIRE_QUEUE_FILE", str(write_file("b", "queue")))
     with pytest.raises(ConfigurationError, match="cannot be combined with QUIRE_QUEUE_FILE"):
-        load_settings([])
+        Settings.load([])
 
 
 @pytest.mark.parametrize("name", [" ", "a\nb", "a\x1b[31m", " a", "a\t", "a" * 129, "a\u202eb"])
@@ -255,27 +255,27 @@ def test_a_worker_has_a_name_that_an_operator_can_read_and_write(name):
     with pytest.raises(
         ConfigurationError, match="worker_name: must be at most 128 printable characters"
     ):
-        load_settings(["--worker-name", name])
-    assert load_settings(["--worker-name", "b\u00fccher 7"]).worker == "b\u00fccher 7"
+        Settings.load(["--worker-name", name])
+    assert Settings.load(["--worker-name", "b\u00fccher 7"]).worker == "b\u00fccher 7"
 
 
 @pytest.mark.parametrize("seconds", ["3600.1", "315360000"])
 def test_a_lease_that_nobody_would_wait_for_is_refused(seconds):
     with pytest.raises(ConfigurationError, match=r"^lease_seconds: must be at most 3600 seconds: "):
-        load_settings(["--lease-seconds", seconds])
-    assert load_settings(["--lease-seconds", "3600"]).lease_seconds == 3600
+        Settings.load(["--lease-seconds", seconds])
+    assert Settings.load(["--lease-seconds", "3600"]).lease_seconds == 3600
 
 
 def test_requests_that_could_be_gone_before_they_are_taken_over_are_refused():
     times = ["--max-queue-seconds", "15", "--retention-seconds", "25", "--lease-seconds"]
-    assert load_settings([*times, "10"]).lease_seconds == 10
+    assert Settings.load([*times, "10"]).lease_seconds == 10
     with pytest.raises(ConfigurationError, match="together must be 4 times lease_seconds or more"):
-        load_settings([*times, "10.001"])
+        Settings.load([*times, "10.001"])
 
 
 def test_two_ways_to_size_the_pool_exclude_each_other():
     with pytest.raises(ConfigurationError, match="not both"):
-        load_settings(["--num-blocks", "3", "--kv-cache-memory-bytes", "3000"])
+        Settings.load(["--num-blocks", "3", "--kv-cache-memory-bytes", "3000"])
 
 
 def test_settings_cannot_be_changed_afterwards():
@@ -284,13 +284,13 @@ def test_settings_cannot_be_changed_afterwards():
 
 
 def test_every_setting_but_the_secrets_has_a_flag():
-    flags = {action.dest for action in build_parser()._actions} - {"help"}
+    flags = {action.dest for action in Settings.parser()._actions} - {"help"}
     assert flags == Settings.model_fields.keys() - {"redis_password"}
 
 
 def test_help_fits_a_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    usage, blank, *rest = build_parser().format_help().splitlines()
+    usage, blank, *rest = Settings.parser().format_help().splitlines()
 
     assert (usage, blank) == ("usage: python -m service [options]", "")
     assert [line for line in rest if len(line) > 80] == []
@@ -336,14 +336,14 @@ def test_a_mistake_in_the_configuration_exits_with_2_and_one_line():
         "redis+sentinel://user:secret@localhost",
     ],
 )
-@pytest.mark.parametrize("load", [load_settings, load_exporter_settings])
+@pytest.mark.parametrize("load", [Settings.load, ExporterSettings.load])
 def test_a_url_that_cannot_be_right_is_refused_and_its_password_is_not_told(load, url: str):
     with pytest.raises(ConfigurationError, match="redis_url: its host") as caught:
         load(["--redis-url", url])
     assert "sec" not in str(caught.value)
 
 
-@pytest.mark.parametrize("load", [load_settings, load_exporter_settings])
+@pytest.mark.parametrize("load", [Settings.load, ExporterSettings.load])
 def test_a_file_of_a_url_that_cannot_be_used_is_named_without_the_password(load):
     with pytest.raises(ConfigurationError, match=r"ssl_ca_certs=/none\.pem: No such") as caught:
         load(["--redis-url", "rediss://:secret@host/0?ssl_ca_certs=/none.pem"])
@@ -354,25 +354,25 @@ def test_a_file_of_a_url_that_cannot_be_used_is_named_without_the_password(load)
 
 
 def test_a_worker_serves_all_shards_of_its_queue_or_those_named(monkeypatch):
-    assert load_settings([]).own_shards == (0,)
-    assert load_settings(["--shards", "3"]).own_shards == (0, 1, 2)
+    assert Settings.load([]).own_shards == (0,)
+    assert Settings.load(["--shards", "3"]).own_shards == (0, 1, 2)
     write_file("shards = 4\n[worker]\nserved_shards = [1, 3]\n")
-    assert load_settings([]).own_shards == (1, 3)
+    assert Settings.load([]).own_shards == (1, 3)
     monkeypatch.setenv("QUIRE_SERVED_SHARDS", "0, 2")
-    assert load_settings([]).own_shards == (0, 2)
-    assert load_settings(["--served-shards", "2"]).own_shards == (2,)
+    assert Settings.load([]).own_shards == (0, 2)
+    assert Settings.load(["--served-shards", "2"]).own_shards == (2,)
 
 
 @pytest.mark.parametrize("served", ["4", "1,1", "-1", "a", ""])
 def test_shards_that_cannot_be_are_refused(served: str):
     with pytest.raises(ConfigurationError, match="served_shards"):
-        load_settings(["--shards", "4", f"--served-shards={served}"])
+        Settings.load(["--shards", "4", f"--served-shards={served}"])
 
 
 @pytest.mark.parametrize("url", ["redis+sentinel://a:1,b:2/shop/0", "rediss+sentinel://a/shop"])
 def test_a_worker_finds_redis_through_sentinels_as_clients_do(url, monkeypatch):
     monkeypatch.setenv("QUIRE_REDIS_PASSWORD", "pass")
-    settings = load_settings(["--redis-url", url])
+    settings = Settings.load(["--redis-url", url])
     scheme, _, rest = url.partition("://")
     assert settings.connection_url == f"{scheme}://:pass@{rest}"
 
@@ -388,7 +388,7 @@ def test_a_worker_finds_redis_through_sentinels_as_clients_do(url, monkeypatch):
 )
 def test_shares_of_the_classes_are_four_numbers_that_add_up_to_1_at_most(text: str, reason: str):
     with pytest.raises(ConfigurationError, match=f"class_shares.*{reason}"):
-        load_settings([f"--class-shares={text}"])
-    assert load_settings(["--class-shares", "0.05,0.3,0.4,0.25"]).class_shares == (
+        Settings.load([f"--class-shares={text}"])
+    assert Settings.load(["--class-shares", "0.05,0.3,0.4,0.25"]).class_shares == (
         0.05, 0.3, 0.4, 0.25,
     )  # fmt: skip

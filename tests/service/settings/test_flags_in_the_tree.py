@@ -6,7 +6,7 @@ import pytest
 
 import benchmarks.bench_service_soak
 import examples.demo.fleet
-from service.settings.config import build_parser
+from service.settings.config import Settings
 from tests.chaos import schedules
 
 FLAGS: dict[str, Sequence[str]] = {
@@ -23,9 +23,9 @@ FLAGS: dict[str, Sequence[str]] = {
 
 @pytest.mark.parametrize("program", FLAGS)
 def test_a_worker_has_the_flags_that_a_program_passes(program):
-    build_parser().parse_args(FLAGS[program])
+    Settings.parser().parse_args(FLAGS[program])
 
 
 def test_a_flag_that_a_worker_does_not_have_is_noticed():
     with pytest.raises(SystemExit):
-        build_parser().parse_args([*FLAGS["demo"], "--swap-min-tokens", "32"])
+        Settings.parser().parse_args([*FLAGS["demo"], "--swap-min-tokens", "32"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from service.settings.combinations import without_effect
-from service.settings.config import Settings, load_settings
+from service.settings.config import Settings
 from service.settings.presets import PRESETS
 from service.settings.show import main, shown
 from service.settings.sources import ConfigurationError
@@ -29,7 +29,7 @@ def origins(*argv: str) -> dict[str, tuple[object, str]]:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_sets_what_it_says_and_leaves_the_rest(name):
-    settings, defaults = load_settings(["--preset", name]), load_settings([])
+    settings, defaults = Settings.load(["--preset", name]), Settings.load([])
     for key in Settings.model_fields.keys() - {"preset"}:
         expected = PRESETS[name].get(key, getattr(defaults, key))
         assert getattr(settings, key) == expected, key
@@ -56,19 +56,19 @@ def test_a_flag_a_variable_and_the_file_override_a_preset(monkeypatch):
 
 def test_of_two_presets_the_one_of_the_better_source_counts_alone(monkeypatch):
     monkeypatch.setenv("QUIRE_PRESET", "high-throughput")
-    settings = load_settings(["--preset", "small-cpu"])
+    settings = Settings.load(["--preset", "small-cpu"])
     assert (settings.max_num_seqs, settings.publish_interval_seconds) == (8, 0.0)
 
 
 def test_an_unknown_preset_is_refused():
     with pytest.raises(SystemExit):
-        load_settings(["--preset", "fast"])
+        Settings.load(["--preset", "fast"])
 
 
 def test_an_unknown_preset_of_a_variable_is_refused(monkeypatch):
     monkeypatch.setenv("QUIRE_PRESET", "fast")
     with pytest.raises(ConfigurationError, match="preset"):
-        load_settings([])
+        Settings.load([])
 
 
 def test_what_is_shown_has_no_secret(monkeypatch, capsys):

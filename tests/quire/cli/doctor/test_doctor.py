@@ -4,7 +4,7 @@ import pytest
 import redis
 
 from quire.transitions.values import QueuePolicy
-from service.settings.config import EMBEDDED_MODEL, load_settings
+from service.settings.config import EMBEDDED_MODEL, Settings
 
 pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(60)]
 
@@ -86,7 +86,7 @@ def test_doctor_looks_at_the_model_that_a_worker_is_told_to_load(quire, tmp_path
         monkeypatch.setenv("QUIRE_MODEL_FILE", "name")
     if way != "table":
         (tmp_path / "quire.toml").write_text("[worker]\nmodel = './other'\n")
-    assert load_settings(flag).model_source == "./own"
+    assert Settings.load(flag).model_source == "./own"
     assert "fail  model: no folder own\n" in quire("doctor", "--no-torch", *flag)[1]
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from service.gateway.http.cors import EXPOSED_HEADERS
-from service.gateway.settings import GatewaySettings, load_gateway_settings
+from service.gateway.settings import GatewaySettings
 from service.settings.sources import ConfigurationError
 from tests.service.gateway.builders import COMPLETIONS
 from tests.service.gateway.test_callers import SEARCH, bearer
@@ -162,7 +162,7 @@ def test_without_keys_an_allowed_page_is_let_in_and_another_is_not(start):
 
 def test_origins_are_written_as_browsers_write_them():
     def origins(text):
-        return load_gateway_settings(["--allowed-origins", text]).allowed_origins
+        return GatewaySettings.load(["--allowed-origins", text]).allowed_origins
 
     assert origins("https://page.example, http://localhost:3000") == (
         "https://page.example", "http://localhost:3000",
