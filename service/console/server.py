@@ -14,6 +14,7 @@ from service.console.access import Users
 from service.console.app import Console
 from service.console.reading.queue import Queue
 from service.console.settings import ConsoleSettings
+from service.gateway.http.heads import TimedConnection
 from service.gateway.http.sockets import listening
 from service.settings.sources import ConfigurationError
 
@@ -132,7 +133,7 @@ class _Uvicorn(uvicorn.Server):
 def _uvicorn_config(console: Console, trusted_proxies: Sequence[str]) -> uvicorn.Config:
     return uvicorn.Config(
         console.app,
-        http="h11",
+        http=TimedConnection,
         ws="none",
         lifespan="off",
         log_config=None,

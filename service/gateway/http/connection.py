@@ -6,9 +6,6 @@ for the body (413, 401, 503 and others) and the caller sends its complete body b
 after such an answer the gateway closes only its own half of the connection. It then reads and drops
 the caller's bytes until the caller closes, for a bounded time and size. nginx calls this
 `lingering_close`; RFC 9112, section 9.6, recommends it.
-
-A connection without a request is closed after a while: it counts as no open answer, and callers
-could keep any number of them.
 """
 
 import asyncio
@@ -19,13 +16,11 @@ from typing import Any
 import h11
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.config import Config
-from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
+from uvicorn.protocols.http.h11_impl import STATUS_PHRASES
 from uvicorn.server import ServerState
 
+from service.gateway.http.heads import TimedConnection
 from service.gateway.refusals import Refusal
-
-#: The longest time from the first byte of a request to the end of its headers.
-HEAD_SECONDS = 30.0
 
 #: The most bytes that are parsed without a pause. asyncio reads 256 KiB at once: in chunks of one
 #: byte each they take a third of a second.
@@ -44,7 +39,7 @@ LINGER_LAST_SECONDS = 1.0
 LINGER_BYTES = 256 << 20
 
 
-class Connection(H11Protocol):
+class Connection(TimedConnection):
     """uvicorn's HTTP connection, which drops the rest of a body instead of resetting.
 
     An answer that begins before its complete body has come has `Connection: close`.
@@ -62,19 +57,13 @@ class Connection(H11Protocol):
         self.app: Any = self._announcing_close(config.loaded_app)
         self._lingering: _Lingering | None = None
         self._is_last = False
-        self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         if hasattr(transport, "max_size"):
             transport.max_size = READ_BYTES
         super().connection_made(_LingeringTransport(transport, self))
-        # uvicorn sets this timer after an answer only.
-        self.timeout_keep_alive_task = self.loop.call_later(
-            self.timeout_keep_alive, self.timeout_keep_alive_handler
-        )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_head_timer()
         if self._lingering is not None:
             self._lingering.end()
         super().connection_lost(exc)
@@ -82,33 +71,12 @@ class Connection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         if self._lingering is None:
             super().data_received(data)
-            self._limit_head()
         else:
             self._lingering.drop(len(data))
 
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self.conn.trailing_data[0]:
-            # The next request has begun, and perhaps no more of it comes.
-            self._limit_head()
-
-    def _limit_head(self) -> None:
-        """Start the time for the headers that have begun, or stop it when they are complete."""
-        if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
-            self._stop_head_timer()
-        elif self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_SECONDS, self._give_head_up)
-
-    def _stop_head_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
-    def _give_head_up(self) -> None:
-        self._head_timer = None
-        if not self.transport.is_closing():
-            self.transport.write(self._refusal(408))
-            self.transport.close()
+    def refuse_head(self) -> None:
+        """Answer headers that do not come to their end."""
+        self.transport.write(self._refusal(408))
 
     def shutdown(self) -> None:
         """Close the connection as soon as its answer has ended: the gateway shuts down."""
@@ -145,7 +113,7 @@ class Connection(H11Protocol):
         if status == 431:
             message = "the headers of the request are too large"
         elif status == 408:
-            message = f"the headers of the request did not come within {HEAD_SECONDS:g} seconds"
+            message = "the headers of the request did not come to their end in time"
         body = json.dumps(Refusal(status, "invalid_request", message).body).encode()
         headers = [
             ("content-type", "application/json"),

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from service.gateway.http import connection, server
+from service.gateway.http import connection, heads, server
 from tests.service.builders import PATIENCE_SECONDS, eventually
 from tests.service.gateway.builders import COMPLETIONS, Reply
 from tests.service.gateway.http.test_slow_readers import connections_of
@@ -148,7 +148,7 @@ def test_headers_that_are_too_large_are_told(gateway):
 
 
 def test_headers_that_do_not_come_to_an_end_are_not_waited_for(gateway, monkeypatch):
-    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(heads, "HEAD_SECONDS", 0.2)
     begun = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n"
     for before in (b"", begun + b"\r\n"):
         answer = raw(gateway.port, before + begun)
@@ -159,7 +159,7 @@ def test_headers_that_do_not_come_to_an_end_are_not_waited_for(gateway, monkeypa
 
 
 def test_the_time_for_headers_is_not_that_of_the_answer(gateway, script, monkeypatch):
-    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(heads, "HEAD_SECONDS", 0.2)
     script.pieces = ["one ", None]
     body = b'{"prompt": "x"}'
     with socket.create_connection(("127.0.0.1", gateway.port), PATIENCE_SECONDS) as caller:
