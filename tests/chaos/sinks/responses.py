@@ -35,6 +35,7 @@ class ResponseCaller(GatewayCaller):
         self.final: Response | None = None
         self._body = body
         self._random = random.Random(name)
+        self._has_cancelled = False
 
     def expected(self) -> Expected:
         """What comes of its request when nothing goes wrong."""
@@ -66,11 +67,10 @@ class ResponseCaller(GatewayCaller):
         if made[0].id != made[1].id:
             self.violations.append(f"{self._name}: a second create made a second response")
         self.response_id = made[0].id
-        is_cancelled = False
         while not self._has_ended:
-            if self.was_cancelled and not is_cancelled:
+            if self._is_to_cancel:
                 self._call(lambda openai: openai.responses.cancel(self.response_id))
-                is_cancelled = True
+                self._has_cancelled = True
             self._call(self._follow)
         whole = self._call(lambda openai: list(self._events_after(openai, -1)))
         if whole != self.events:
@@ -86,6 +86,11 @@ class ResponseCaller(GatewayCaller):
         )
 
     @property
+    def _is_to_cancel(self) -> bool:
+        # Once only: it may end before that reaches the worker, and then each event would be a call.
+        return self.was_cancelled and not self._has_cancelled
+
+    @property
     def _has_ended(self) -> bool:
         return bool(self.events) and self.events[-1]["type"] in LAST_EVENTS
 
@@ -96,7 +101,7 @@ class ResponseCaller(GatewayCaller):
                 # This gateway cannot go on; the number is that of the event before.
                 return
             self.events.append(event)
-            if self._wants_cancellation.is_set() or self._random.random() < LEAVES:
+            if self._is_to_cancel or self._random.random() < LEAVES:
                 return
 
     def _events_after(self, openai: OpenAI, number: int) -> Iterator[Mapping[str, Any]]:
