@@ -37,7 +37,8 @@ def host_of(url: str, *, allows_http: bool) -> str:
     parts = urlsplit(url)
     schemes = ("https", "http") if allows_http else ("https",)
     if parts.scheme not in schemes or not parts.hostname:
-        raise ValueError(f"a url must begin with {' or '.join(schemes)}:// and name a host")
+        advice = "" if allows_http else "; for http:// set allows_http"
+        raise ValueError(f"a url must begin with {' or '.join(schemes)}:// and name a host{advice}")
     if parts.username is not None or parts.password is not None or parts.fragment:
         raise ValueError("a url must have neither user, password nor fragment")
     if not url.isascii() or not url.isprintable() or " " in url:

@@ -15,6 +15,7 @@ from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK
 from quire.errors import InvalidRequest
 from quire.keys import Keys
 from quire.transitions.values import WorkerInfo
+from quire.transport.cluster.parts import servers_of
 
 #: How many keys one step of the search for queues looks at. Other clients wait no longer than it.
 SCAN_SIZE = 1000
@@ -45,6 +46,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
 
 def run_models(arguments: argparse.Namespace, console: Console) -> int:
     """Prints the models that live workers announce; the exit code is 1 if there is none."""
+    # Of a cluster, the connection of any shard reaches all others.
     connection = brokers_of(arguments)[0]._connection
     shards = _shards_of(arguments, connection)
     states = inspect_shards(connection, shards)
@@ -80,7 +82,11 @@ def _shards_of(arguments: argparse.Namespace, connection: redis.Redis) -> list[K
 
 def _all_shards(connection: redis.Redis) -> Iterator[Keys]:
     """Every shard that a worker has signed. The same key may come twice from a scan."""
-    names = set(connection.scan_iter(match="quire:{*}:w", count=SCAN_SIZE))
+    names = {
+        name
+        for server in servers_of(connection).values()
+        for name in server.scan_iter(match="quire:{*}:w", count=SCAN_SIZE)
+    }
     for name in names:
         if found := _REGISTRY.fullmatch(name.decode(errors="replace")):
             yield Keys(found[1], int(found[2]))

@@ -149,6 +149,10 @@ class AsyncSlotConnection(redis.asyncio.Redis):
         super().__init__(connection_pool=_SlotPool(nodes, slot))
         self.nodes, self.slot = nodes, slot
 
+    def at_slot_of(self, key: str) -> AsyncSlotConnection:
+        """See `SlotConnection.at_slot_of`."""
+        return AsyncSlotConnection(self.nodes, slot_of(key))
+
     async def execute_command(self, *arguments: Any, **options: Any) -> Any:
         execute: Any = super().execute_command
         try:
@@ -269,10 +273,6 @@ class AsyncClusterConnection(AsyncSlotConnection):
     def __init__(self, nodes: AsyncNodes) -> None:
         super().__init__(nodes, None)
 
-    def at_slot_of(self, key: str) -> AsyncSlotConnection:
-        """See `ClusterConnection.at_slot_of`."""
-        return AsyncSlotConnection(self.nodes, slot_of(key))
-
     async def aclose(self, close_connection_pool: bool | None = None) -> None:  # noqa: ARG002, FBT001
         """See `ClusterConnection.close`."""
         await self.nodes.close()
@@ -280,6 +280,6 @@ class AsyncClusterConnection(AsyncSlotConnection):
 
 def for_key_async(connection: redis.asyncio.Redis, key: str) -> redis.asyncio.Redis:
     """See `for_key`."""
-    if isinstance(connection, AsyncClusterConnection):
+    if isinstance(connection, AsyncSlotConnection):
         return connection.at_slot_of(key)
     return connection

@@ -212,6 +212,10 @@ class SlotConnection(redis.Redis):
         super().__init__(connection_pool=_SlotPool(nodes, slot))
         self.nodes, self.slot = nodes, slot
 
+    def at_slot_of(self, key: str) -> SlotConnection:
+        """The client of the slot of this key, over the same connections."""
+        return SlotConnection(self.nodes, slot_of(key))
+
     def execute_command(self, *arguments: Any, **options: Any) -> Any:
         execute: Any = super().execute_command
         try:
@@ -341,10 +345,6 @@ class ClusterConnection(SlotConnection):
     def __init__(self, nodes: Nodes) -> None:
         super().__init__(nodes, None)
 
-    def at_slot_of(self, key: str) -> SlotConnection:
-        """The client of the slot of this key, over the same connections."""
-        return SlotConnection(self.nodes, slot_of(key))
-
     def close(self) -> None:
         """Closes the connections of all its clients. May be repeated."""
         self.nodes.close()
@@ -353,9 +353,10 @@ class ClusterConnection(SlotConnection):
 def for_key(connection: redis.Redis, key: str) -> redis.Redis:
     """The client whose commands go to the owner of this key; of one server, the connection itself.
 
-    `key` may be the prefix of a shard: its hash tag decides.
+    `key` may be the prefix of a shard: its hash tag decides. The connection of a cluster may be the
+    client of another slot.
     """
-    return connection.at_slot_of(key) if isinstance(connection, ClusterConnection) else connection
+    return connection.at_slot_of(key) if isinstance(connection, SlotConnection) else connection
 
 
 def owner_of(connection: redis.Redis) -> str:
@@ -376,7 +377,7 @@ def by_node(
     Of one server, all items are one part. So a pipeline for each part reaches every item.
     """
     indexed = list(enumerate(items))
-    if not isinstance(connection, ClusterConnection):
+    if not isinstance(connection, SlotConnection):
         return [(connection, indexed)]
     parts: dict[str, tuple[redis.Redis, list[tuple[int, _Item]]]] = {}
     for (index, item), key in zip(indexed, keys, strict=True):

@@ -11,7 +11,7 @@ from typing import TypeVar
 import redis
 
 from quire.keys import Keys
-from quire.transport.cluster.connection import ClusterConnection, by_node
+from quire.transport.cluster.connection import SlotConnection, by_node
 
 _State = TypeVar("_State")
 
@@ -37,6 +37,6 @@ def servers_of(connection: redis.Redis) -> dict[str, redis.Redis]:
 
     RedisError if no node of a cluster can be reached.
     """
-    if isinstance(connection, ClusterConnection):
+    if isinstance(connection, SlotConnection):
         return connection.nodes.masters()
     return {"": connection}

@@ -33,7 +33,7 @@ def test_each_tenant_has_its_endpoint(tmp_path):
     ("text", "message"),
     [
         (ENTRY + ENTRY, "two endpoints"),
-        (ENTRY.replace("https", "http"), "must begin with https"),
+        (ENTRY.replace("https", "http"), "must begin with https.*set allows_http"),
         (ENTRY.replace(SECRET, "whsec_c2hvcnQ="), "a secret of acme"),
         (ENTRY.replace(SECRET, "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3"), "a secret of acme"),
         (ENTRY.replace(SECRET, "whsec_?"), "a secret of acme"),
