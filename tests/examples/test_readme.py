@@ -16,7 +16,7 @@ from quire.cli.verbs import VERBS
 from quire.testing.in_memory import FakeQuire
 from quire.transport.local_redis import URL_VARIABLE, LocalRedis
 from quire.wire.protocol import GenerationRequest
-from service.settings.config import EMBEDDED_MODEL, build_parser
+from service.settings.config import EMBEDDED_MODEL, Settings
 from tests.service.builders import CHECKOUT, WorkerProcess
 
 README = (CHECKOUT / "README.md").read_text()
@@ -90,7 +90,7 @@ def test_the_worker_is_started_by_flags_it_has():
     for text, count in ((README, 1), (WORKER_PAGE, 1), (TUTORIALS["first-job"], 2)):
         commands = lines_that_begin_with("python -m service", text)
         assert len(commands) == count
-        assert {build_parser().parse_args(one).redis_url for one in commands} == {ADDRESS}
+        assert {Settings.parser().parse_args(one).redis_url for one in commands} == {ADDRESS}
 
 
 def test_the_batch_of_the_tutorial_prints_what_it_says(tmp_path, monkeypatch, capsys):
