@@ -20,7 +20,7 @@ from service.settings.fields import (
     QueueNames,
     port,
     setting,
-    split_list,
+    split_or_none,
 )
 from service.settings.reading import CompanionSettings
 
@@ -66,7 +66,7 @@ class ConsoleSettings(CompanionSettings):
         "everyone who reaches the port is let in.",
         default=None,
     )
-    allowed_hosts: Annotated[tuple[HostName, ...], BeforeValidator(split_list)] = setting(
+    allowed_hosts: Annotated[tuple[HostName, ...], BeforeValidator(split_or_none)] = setting(
         "Access",
         "Names under which browsers may reach the console, separated by commas. `localhost` and "
         "addresses are always allowed.",

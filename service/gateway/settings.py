@@ -26,7 +26,7 @@ from service.settings.fields import (
     QueueName,
     port,
     setting,
-    split_list,
+    split_or_none,
 )
 from service.settings.reading import ProcessSettings
 
@@ -69,7 +69,7 @@ class GatewaySettings(FileSettings):
         "no key is needed.",
         default=None,
     )
-    allowed_origins: Annotated[tuple[Origin, ...], BeforeValidator(split_list)] = setting(
+    allowed_origins: Annotated[tuple[Origin, ...], BeforeValidator(split_or_none)] = setting(
         "Callers",
         "Origins whose pages may call and read, as `https://page.example`, separated by commas; "
         "`*` is every origin. Unset: pages of other origins can read nothing.",

@@ -40,14 +40,6 @@ VLLM_PREFIX = "QUIRE_VLLM_"
 #: same machines: the node exporter (9100) and NVIDIA's DCGM exporter (9400).
 WORKER_PORT = 10_400
 
-
-def _split_shards(value: Any) -> Any:
-    # Not all of them because a template has left out the number.
-    if value == "":
-        raise ValueError("names no shard; leave it unset to serve all")
-    return split_list(value)
-
-
 Shard = Annotated[int, Field(ge=0)]
 
 
@@ -87,7 +79,7 @@ class Settings(EngineSettings):
     shards: int = setting(
         "Queue", "Shards of the queue; the same for its producers.", default=1, ge=1, le=1024
     )
-    served_shards: Annotated[tuple[Shard, ...], BeforeValidator(_split_shards)] = setting(
+    served_shards: Annotated[tuple[Shard, ...], BeforeValidator(split_list)] = setting(
         "Queue",
         "Shards to serve, separated by commas; unset: all. Each shard needs at least one worker.",
         default=(),

@@ -29,13 +29,15 @@ def port(paths: str, *, default: int) -> Any:
 
 
 def split_list(value: Any) -> Any:
-    """Splits a text at commas, for lists in flags and variables; returns other values unchanged.
-
-    An empty text is an empty list: Compose passes a variable that is not set in this way.
-    """
+    """Splits a text at commas, for lists in flags and variables; returns other values unchanged."""
     if isinstance(value, str):
-        return tuple(part.strip() for part in value.split(",")) if value else ()
+        return tuple(part.strip() for part in value.split(","))
     return value
+
+
+def split_or_none(value: Any) -> Any:
+    """The same for a list that may be empty: an empty text names nothing."""
+    return () if value == "" else split_list(value)
 
 
 def _differ(queues: tuple[str, ...]) -> tuple[str, ...]:
@@ -52,7 +54,7 @@ def _are_networks(texts: tuple[str, ...]) -> tuple[str, ...]:
 
 #: The types of lists that a text with commas can give.
 Texts = Annotated[tuple[str, ...], BeforeValidator(split_list)]
-Networks = Annotated[Texts, AfterValidator(_are_networks)]
+Networks = Annotated[tuple[str, ...], BeforeValidator(split_or_none), AfterValidator(_are_networks)]
 QueueName = Annotated[str, Field(pattern=QUEUE_PATTERN)]
 QueueNames = Annotated[
     tuple[QueueName, ...],

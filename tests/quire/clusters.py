@@ -114,6 +114,10 @@ class Node:
         uncounted = {"cmdstat_info", "cmdstat_ping"}
         return sum(int(row["calls"]) for name, row in calls.items() if name not in uncounted)
 
+    def has_blocked(self) -> bool:
+        """Whether a read waits there."""
+        return int(self.client.info("clients")["blocked_clients"]) > 0
+
     def _answers(self) -> bool:
         assert self.process is not None
         with contextlib.suppress(RedisError):

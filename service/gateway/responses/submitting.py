@@ -131,8 +131,11 @@ def _call(
         reasoning=request.reasoning(reasoning),
     )
     kept = call.kept(record.heading)
-    kept.check()
-    data = kept.encode() if call.fields.is_stored else b""
+    data = b""
+    if call.fields.is_stored:
+        data = kept.encode()
+    else:
+        kept.check()
     is_streamed = bool(call.fields.stream)
     return Call(record, request, is_streamed, kept=data, is_response=True), kept
 

@@ -84,16 +84,11 @@ def test_a_read_that_waits_continues_at_the_new_node(
 
         reader, node = threading.Thread(target=follow), cluster.owner(keys)
         reader.start()
-        until(lambda: found == ["a"] and has_blocked(node), "it waits for more")
+        until(lambda: found == ["a"] and node.has_blocked(), "it waits for more")
         cluster.move(keys, another(cluster, node))
         broker.commit([CommitItem(claim, 1, (2,), "b")])
         reader.join(PATIENCE_SECONDS)
         assert found == ["a", "b"]
-
-
-def has_blocked(node: Node) -> bool:
-    """Whether a read waits there."""
-    return int(node.client.info("clients")["blocked_clients"]) > 0
 
 
 def num_refused(node: Node) -> int:

@@ -18,7 +18,6 @@ from quire.errors import BrokerUnavailable, Cancelled
 from quire.keys import Keys
 from quire.transport.cluster.connection import for_key
 from quire.transport.local_redis import LocalRedis
-from tests.quire.cluster.test_moves import has_blocked
 from tests.quire.clusters import Cluster, Node, another, spread, until
 
 pytestmark = pytest.mark.real_redis
@@ -144,7 +143,7 @@ def test_a_blocked_read_of_one_shard_delays_no_other(cluster: Cluster, queue: st
         def all_in_one_block() -> bool:
             """A busy machine may need longer for one of them than a read is blocked."""
             before = num_blocks[0]
-            until(lambda: has_blocked(cluster.owner(first)), "a read waits")
+            until(lambda: cluster.owner(first).has_blocked(), "a read waits")
             for _ in range(20):
                 assert free.peek(count=1) == []
             return num_blocks[0] == before

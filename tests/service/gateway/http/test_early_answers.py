@@ -159,7 +159,8 @@ def test_headers_that_do_not_come_to_an_end_are_not_waited_for(gateway, monkeypa
 
 
 def test_the_time_for_headers_is_not_that_of_the_answer(gateway, script, monkeypatch):
-    monkeypatch.setattr(heads, "HEAD_SECONDS", 0.2)
+    # The rest of the headers comes within this time, on a busy machine too.
+    monkeypatch.setattr(heads, "HEAD_SECONDS", 3.0)
     script.pieces = ["one ", None]
     body = b'{"prompt": "x"}'
     with socket.create_connection(("127.0.0.1", gateway.port), PATIENCE_SECONDS) as caller:
