@@ -6,6 +6,7 @@ only in part are narrowed. Every other keyword that cannot be enforced is refuse
 pointer.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from decimal import Decimal
@@ -60,6 +61,8 @@ TYPES = frozenset(["null", "boolean", "number", "integer", "string", "array", "o
 MAX_BRANCHES = 128
 #: Larger numbers lose digits in the library, which stores them in double precision.
 MAX_NUMBER = 1 << 53
+#: The characters of a constant that the library leaves out: JSON_ESCAPES has no escape for them.
+_LOST = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 #: An exclusive bound becomes an inclusive one that is 10 to this power away, because the library
 #: would accept the bound itself. Numbers that are closer to the bound are lost.
 NEAREST_EXPONENT = -9
@@ -282,7 +285,7 @@ def _check_text(name: str, value: object, pointer: str) -> None:
 
 
 def _check_constants(name: str, value: object, pointer: str) -> None:
-    """Refuse numbers that would lose digits in the library, in maps and lists too."""
+    """Refuse numbers and texts of which the library would lose a part, in maps and lists too."""
     if name == "enum" and not isinstance(value, list | tuple):
         raise SchemaRefused(f"`enum` at #{pointer} must be a list")
     due = [value]
@@ -294,6 +297,9 @@ def _check_constants(name: str, value: object, pointer: str) -> None:
             due += one
         elif isinstance(one, int | float) and not isinstance(one, bool) and abs(one) > MAX_NUMBER:
             sentence = "must have no number beyond 2^53"
+            raise SchemaRefused(f"`{name}` at #{pointer} {sentence}")
+        elif isinstance(one, str) and _LOST.search(one):
+            sentence = r"must have no control character besides \b, \t, \n, \f and \r"
             raise SchemaRefused(f"`{name}` at #{pointer} {sentence}")
 
 

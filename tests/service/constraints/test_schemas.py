@@ -126,6 +126,25 @@ def test_a_number_whose_digits_would_be_lost_is_refused(schema):
     assert "2^53" in refusal_of(schema)
 
 
+# -- texts ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["a\nb\t\b\f\r", {"a\x01\n": [1, "\x80\u2028"]}, ["", '\\"/']])
+@pytest.mark.parametrize("keyword", ["const", "enum"])
+def test_a_constant_comes_as_it_is_with_its_control_characters(keyword: str, value: Any):
+    schema = {keyword: value if keyword == "const" else [value]}
+    output, has_ended = walk(constraint("json_schema", schema), seed=1)
+    assert has_ended and json.loads(text_of(output)) == value
+
+
+@pytest.mark.parametrize("name", ["a\x01b", "\0", "a\n"])
+def test_a_name_comes_as_it_is_with_its_control_characters(name: str):
+    schema = {"type": "object", "required": [name], "maxProperties": 1}
+    for more in ({"properties": {name: {"const": 1}}}, {"additionalProperties": {"const": 1}}):
+        output, has_ended = walk(constraint("json_schema", schema | more), seed=1)
+        assert has_ended and json.loads(text_of(output)) == {name: 1}
+
+
 # -- patterns -------------------------------------------------------------------------------------
 
 PARTS = ["a-z", "0-9", '"', r"\\", r"\n", r"\t", r"\x08", r"\x00-\x1f", r"\s", r"\w", r"\S", " "]
@@ -271,6 +290,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"if": {}, "then": {}}, "`if` at #/if cannot be enforced"),
     ({"anyOf": [{}, {"contains": {}}]}, "`contains` at #/anyOf/1/contains cannot be enforced"),
     ({"format": "iri"}, "`format` at #/format cannot be enforced; these can: date, "),
+    ({"const": "hello\0there"}, "`const` at #/const must have no control character besides"),
+    ({"enum": ["b", ["a\x01"]]}, "`enum` at #/enum must have no control character besides"),
+    ({"const": {"a": "\x7f"}}, "`const` at #/const must have no control character besides"),
     ({"$ref": "#/$defs/a"}, "`$ref` at #/$ref refers to nothing in the schema"),
     ({"$ref": "http://a.b/c"}, "`$ref` at #/$ref must point into the schema itself"),
     ({"minLength": -1}, "`minLength` at #/minLength must be a whole number"),
