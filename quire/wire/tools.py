@@ -13,6 +13,7 @@ from typing import Any
 
 from quire.errors import InvalidRequest
 from quire.wire.constraints import Constraint, checked
+from quire.wire.schema_references import moved
 
 #: The most functions of one request, as in OpenAI's API.
 MAX_TOOLS = 128
@@ -91,7 +92,7 @@ class ToolUse:
                 continue
             home = f"function{index}"
             parameters = function.get("parameters") or _NO_PARAMETERS
-            definitions[home] = _moved({"type": "object", **parameters}, f"#/$defs/{home}")
+            definitions[home] = moved({"type": "object", **parameters}, f"#/$defs/{home}")
             calls.append(
                 {
                     "type": "object",
@@ -209,16 +210,3 @@ def _refuse_others(given: Mapping[Any, Any], known: frozenset[str] | set[str], f
     for name in given:
         if name not in known:
             raise InvalidRequest(f"{field}.{name}", "unknown field")
-
-
-def _moved(schema: Any, home: str) -> Any:
-    """The schema with its references to its own root changed to `home`."""
-    if isinstance(schema, list):
-        return [_moved(one, home) for one in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    moved = {name: _moved(value, home) for name, value in schema.items()}
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#"):
-        moved["$ref"] = home + reference[1:]
-    return moved

@@ -4,16 +4,14 @@ If the answer is yes, no value matches both. If it is no, there may still be no 
 """
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
+from quire.wire.schema_references import resolve
+
 #: The most levels of schemas within schemas that are compared.
 MAX_DEPTH = 8
-
-#: An index in a JSON pointer, by RFC 6901; with more digits than any list of a constraint needs.
-_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 
 _ALL_TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
 
@@ -24,20 +22,6 @@ def first_overlap(root: Mapping[str, Any], branches: Sequence[Any]) -> tuple[int
         if not _exclude(root, one, other, depth=MAX_DEPTH):
             return first, second
     return None
-
-
-def resolve(root: Mapping[str, Any], reference: str) -> Any:
-    """The schema that a reference (`#` and a JSON pointer) refers to; None if there is none."""
-    found: Any = root
-    for part in reference[1:].split("/")[1:]:
-        key = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, Mapping) and key in found:
-            found = found[key]
-        elif isinstance(found, list | tuple) and _INDEX.fullmatch(key) and int(key) < len(found):
-            found = found[int(key)]
-        else:
-            return None
-    return found if isinstance(found, Mapping | bool) else None
 
 
 def _exclude(root: Mapping[str, Any], one: Any, other: Any, *, depth: int) -> bool:

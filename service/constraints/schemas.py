@@ -12,7 +12,8 @@ from copy import deepcopy
 from decimal import Decimal
 from typing import Any, Final, TypeAlias
 
-from service.constraints.disjoint import first_overlap, resolve
+from quire.wire.schema_references import resolve
+from service.constraints.disjoint import first_overlap
 from service.constraints.patterns import NO_ESCAPES, admits_escapes
 
 Schema: TypeAlias = dict[str, Any]

@@ -1,6 +1,7 @@
 """What a chat may say about functions, and the schema of an output that must call one."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
@@ -158,6 +159,60 @@ def test_a_required_call_has_a_schema(fields: dict[str, Any], valid: Any, invali
     jsonschema.validate(valid, body.constraint.value)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(invalid, body.constraint.value)
+
+
+DATA: dict[str, Any] = {"$ref": "#/$defs/a", "x": [{"$ref": "#"}]}
+#: A schema of arguments, a value that it accepts, and one that it does not.
+REFERENCES = [
+    ({"v": {"const": DATA}}, {"v": DATA}, {"v": {"$ref": "#/$defs/function0/$defs/a"}}),
+    ({"v": {"enum": [DATA, 1]}}, {"v": DATA}, {"v": {"$ref": "#/$defs/function0/$defs/a"}}),
+    ({"v": {"anyOf": [{"const": [DATA]}]}}, {"v": [DATA]}, {"v": DATA}),
+    ({"$ref": {"const": 1}}, {"$ref": 1}, {"$ref": 2}),
+    ({"$ref": {"$ref": "#/$defs/a"}}, {"$ref": 1}, {"$ref": 2}),
+    ({"const": {"$ref": "#/$defs/a"}}, {"const": 1}, {"const": 2}),
+    ({"enum": {"items": {"$ref": "#/$defs/enum"}}}, {"enum": [1]}, {"enum": [2]}),
+    ({"v": {"$ref": "#/$defs/a", "default": DATA, "examples": [DATA]}}, {"v": 1}, {"v": 2}),
+    ({"v": {"$ref": "#/parts/b"}}, {"v": 1}, {"v": 2}),
+]
+
+
+@pytest.mark.parametrize(("properties", "valid", "invalid"), REFERENCES)
+def test_only_references_of_a_required_function_are_changed(
+    properties: dict[str, Any], valid: Any, invalid: Any
+) -> None:
+    parameters = {
+        "properties": properties,
+        "$defs": {"a": {"const": 1}, "enum": {"$ref": "#/$defs/a"}},
+        "parts": {"b": {"$ref": "#/$defs/a"}},
+    }
+    use = parsed(tools=[function("f", parameters=parameters, strict=True)], tool_choice="required")
+    assert use.tools is not None and use.constraint is not None
+    free = parsed(tools=[function("f", parameters=parameters, strict=True)])
+    assert free.tools is not None
+    for schema, wrap in ((use.constraint.value, list), (free.tools.schema_of_call(), next)):
+        jsonschema.validate(wrap(iter([{"name": "f", "arguments": valid}])), schema)
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(wrap(iter([{"name": "f", "arguments": invalid}])), schema)
+    defaults = [one for one in walked(use.constraint.value) if isinstance(one, dict)]
+    assert [one["default"] for one in defaults if "default" in one] == [
+        DATA for one in properties.values() if "default" in one
+    ]
+
+
+def walked(value: Any) -> Iterator[Any]:
+    yield value
+    for one in value.values() if isinstance(value, dict) else value:
+        if isinstance(one, dict | list):
+            yield from walked(one)
+
+
+def test_a_reference_by_another_name_than_a_path_stays_what_it_is() -> None:
+    """`#0` must not become `#/$defs/function10`, which is the schema of another function."""
+    anchor = {"properties": {"v": {"$ref": "#0"}}}
+    tools = [function(f"f{n}", parameters=anchor) for n in range(11)]
+    body = parsed(tools=tools, tool_choice="required")
+    assert body.constraint is not None
+    assert body.constraint.value["$defs"]["function1"]["properties"] == anchor["properties"]
 
 
 def test_a_function_that_is_named_is_called_once_also_if_it_is_the_only_one() -> None:

@@ -61,3 +61,17 @@ def test_without_the_requirement_the_same_model_calls_nothing() -> None:
     parser = ToolCallParser(PARAMETERS)
     parser.feed(text_of(expected_tokens((1, 2), max_tokens=100, seed=0)))
     assert parser.num_calls == 0
+
+
+def test_a_value_that_looks_like_a_reference_comes_as_it_is() -> None:
+    reference = {"$ref": "#/a"}
+    parameters = {
+        "properties": {"v": {"const": reference}},
+        "required": ["v"],
+        "additionalProperties": False,
+    }
+    tool = function("f", parameters=parameters)
+    body = parse_body("chat.completions", CHAT | {"tools": [tool], "tool_choice": function("f")})
+    assert body.constraint is not None
+    tokens = expected_under(body.constraint, (1, 2), max_tokens=MAX_TOKENS, seed=0)
+    assert json.loads(text_of(tokens)) == {"name": "f", "arguments": {"v": reference}}
