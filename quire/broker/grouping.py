@@ -60,10 +60,7 @@ class EndsCursor:
     @property
     def overlap(self) -> str:
         """The cursor to read on from, so that the last end that was seen is read again."""
-        if self._last is None:
-            return FIRST_POSITION
-        time_ms, number = map(int, self._last.position.split("-"))
-        return f"{time_ms}-{number - 1}" if number else f"{time_ms - 1}-{_LAST_NUMBER}"
+        return before(self.position)
 
     def take(self, ends: Sequence[GroupEnd]) -> Sequence[GroupEnd] | None:
         """The new ends among those read from `overlap` on; None if the reader must start again."""
@@ -179,6 +176,14 @@ def overdue(keys: Keys, group: str) -> Procedure[list[str]]:
     waiting, running = ([name.decode() for name in row if name.isascii()] for row in rows)
     own = f"{group}{GROUP_SEPARATOR}"
     return waiting + [name for name in running if name.startswith(own)]
+
+
+def before(position: str) -> str:
+    """The cursor of a read that begins with the end at this position."""
+    if position == FIRST_POSITION:
+        return position
+    time_ms, number = map(int, position.split("-"))
+    return f"{time_ms}-{number - 1}" if number else f"{time_ms - 1}-{_LAST_NUMBER}"
 
 
 def at_most(seconds: float | None, longest: float) -> float | None:

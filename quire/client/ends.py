@@ -12,9 +12,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from quire.broker.grouping import FIRST_POSITION
 from quire.broker.telling import Delivery
 from quire.client.handle import retried
+from quire.client.shard_cursor import cursors_in
 from quire.client.steps import AnyBroker, Call
 from quire.errors import InvalidRequest
 from quire.transport.connection import MAX_BLOCK_SECONDS
@@ -31,10 +31,6 @@ TAKE_OVER_SECONDS = 60.0
 #: How often a consumer looks for such ends.
 LOOK_SECONDS = 10.0
 
-#: The largest sequence number of a stream id within its millisecond.
-_LAST_NUMBER = 2**64 - 1
-
-_POSITION = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
@@ -58,16 +54,11 @@ def reading_of(
 
 
 class EndsReading:
-    """One reader with a cursor: the positions of all shards, separated by commas.
-
-    Positions are times of Redis. A Redis that lost its last ends, and whose clock is behind, writes
-    the next ends before the cursor of a reader that has seen the lost ones. So each read begins at
-    the last end that was seen. If it is not there, the reader starts from the beginning.
-    """
+    """One reader with a cursor: those of all shards, separated by commas."""
 
     def __init__(self, brokers: Sequence[AnyBroker], *, after: str, timeout: float | None) -> None:
         self._brokers = brokers
-        self._positions = positions_in(after, num_shards=len(brokers))
+        self._cursors = cursors_in(after, num_shards=len(brokers))
         self._timeout = timeout
         self._patience = patience_of(brokers)
 
@@ -77,36 +68,30 @@ class EndsReading:
         give_up = Deadline(self._timeout)
         while True:
             has_news = False
-            for shard in range(len(self._brokers)):
-                for end in (yield from self._new_in(shard)):
+            for shard, cursor in enumerate(self._cursors):
+                for end in (yield from cursor.new_ends(partial(self._read, shard))):
                     has_news = True
-                    self._positions[shard] = end.position
-                    yield Give(replace(end, position=",".join(self._positions)))
+                    cursor.add(end)
+                    yield Give(replace(end, position=",".join(map(str, self._cursors))))
             if has_news:
                 give_up = Deadline(self._timeout)
                 continue
-            for shard, broker in enumerate(self._brokers):
+            for shard, cursor in enumerate(self._cursors):
                 seconds = give_up.left(turn_seconds)
                 if seconds is None:
                     return None
-                wait = partial(broker.told, after=self._positions[shard], block_seconds=seconds)
-                if (yield from retried(self._patience, wait)):
+                if (yield from self._read(shard, cursor.newest, block_seconds=seconds)):
                     break
 
     def acknowledge(self) -> Procedure[None]:
         """Does nothing: the caller has the cursor."""
         yield from ()
 
-    def _new_in(self, shard: int) -> Procedure[Sequence[End]]:
-        position, broker = self._positions[shard], self._brokers[shard]
-        read = partial(broker.told, after=before(position))
+    def _read(
+        self, shard: int, after: str, *, block_seconds: float | None = None
+    ) -> Procedure[Sequence[End]]:
+        read = partial(self._brokers[shard].told, after=after, block_seconds=block_seconds)
         ends: Sequence[End] = yield from retried(self._patience, read)
-        if position == FIRST_POSITION:
-            return ends
-        if ends and ends[0].position == position:
-            return ends[1:]
-        self._positions[shard] = FIRST_POSITION
-        ends = yield from retried(self._patience, partial(broker.told, after=FIRST_POSITION))
         return ends
 
 
@@ -192,21 +177,3 @@ def patience_of(brokers: Sequence[AnyBroker]) -> Patience:
     """A reader of ends outlasts an outage of Redis, but has nothing to explain."""
     seconds = brokers[0].outage_seconds
     return Patience(None, "the ends", outage_seconds=seconds, explains=False)
-
-
-def positions_in(after: str, *, num_shards: int) -> list[str]:
-    """The positions of all shards in a cursor; an empty cursor is before the oldest end kept."""
-    if not after:
-        return [FIRST_POSITION] * num_shards
-    positions = after.split(",")
-    if len(positions) != num_shards or not all(map(_POSITION.fullmatch, positions)):
-        raise InvalidRequest("after", f"must be the position of an end in {num_shards} shards")
-    return positions
-
-
-def before(position: str) -> str:
-    """The cursor of a read that begins with the end at this position."""
-    if position == FIRST_POSITION:
-        return position
-    time_ms, number = map(int, position.split("-"))
-    return f"{time_ms}-{number - 1}" if number else f"{time_ms - 1}-{_LAST_NUMBER}"

@@ -16,10 +16,11 @@ from quire.wire.protocol import Priority
 class End:
     """One request has ended. What is not here is in its result, as long as that is kept.
 
-    `position` is the cursor of a reader that goes on after this end. `usage` has the tokens of the
-    log; an end without a worker has no `prompt_tokens`. `ended_at` and `submitted_at` are seconds
-    since the Unix epoch on the clock of Redis, to a millisecond; a request that was requeued was
-    submitted then.
+    `position` is the cursor of a reader that goes on after this end: for consumers of a group and
+    brokers the id of its entry, and otherwise a text without meaning for others (see
+    shard_cursor.py). `usage` has the tokens of the log; an end without a worker has no
+    `prompt_tokens`. `ended_at` and `submitted_at` are seconds since the Unix epoch on the clock of
+    Redis, to a millisecond; a request that was requeued was submitted then.
     """
 
     position: str
