@@ -22,6 +22,8 @@ _NAMED = frozenset(
 
 def resolve(root: Mapping[str, Any], reference: str) -> Any:
     """The schema that a reference refers to; None if there is none."""
+    if not _is_followed(reference):
+        return None
     found: Any = root
     for part in reference[1:].split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
@@ -42,9 +44,13 @@ def moved(schema: Any, home: str) -> Any:
         return schema
     found = {name: _moved_keyword(name, value, home) for name, value in schema.items()}
     reference = schema.get("$ref")
-    if isinstance(reference, str) and (reference == "#" or reference.startswith("#/")):
+    if isinstance(reference, str) and _is_followed(reference):
         found["$ref"] = home + reference[1:]
     return found
+
+
+def _is_followed(reference: str) -> bool:
+    return reference == "#" or reference.startswith("#/")
 
 
 def _moved_keyword(name: str, value: Any, home: str) -> Any:

@@ -54,7 +54,9 @@ def tagged_rules(
     for index, (name, one) in enumerate(properties.items()):
         pointer = f"#/$defs/{home}/properties/{name.replace('~', '~0').replace('/', '~1')}"
         reference = {"$ref": pointer, "$defs": {home: schema}}
-        writing.argument(index, name, one, types.get(name), reference, is_required=name in required)
+        is_required = name in required
+        own = types.get(name) or None
+        writing.argument(index, name, one, own, reference, is_required=is_required)
     return writing.rules()
 
 

@@ -11,7 +11,7 @@ import json
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from quire.errors import InvalidRequest, ProtocolError
@@ -30,6 +30,7 @@ from quire.openai.tools.reasoning import (
 )
 from quire.openai.vectors import VectorEncoding, encoding_of
 from quire.wire.choices import CHOICE_SEPARATOR
+from quire.wire.codec import pack, unpack_map
 from quire.wire.pooling import is_pooled
 from quire.wire.protocol import GenerationRequest, Kind
 
@@ -45,6 +46,11 @@ MAX_CALL_BYTES = 8 << 20
 #: Most log-probabilities of one complete answer, top tokens included: the caller gets some 40 MiB,
 #: and writing them takes 250 MiB in the gateway. A stream may have any number.
 MAX_COMPLETE_LOGPROBS = 1 << 19
+
+#: The most bytes of the types of arguments in the metadata, which also has the names of functions.
+#: Longer ones are kept with the request, and the metadata has this word in their place.
+MAX_TYPES_BYTES = 4096
+_KEPT = "kept"
 
 #: Fields of a body that change how the answer is sent and not what is generated.
 _RESPONSE_FIELDS = ("stream", "stream_options")
@@ -73,8 +79,9 @@ class CallRecord:
     has_token_ids: bool = False
     #: How the answer writes vectors, if it has them.
     encoding: VectorEncoding = "float"
-    #: The types of the arguments of `tools`.
+    #: The types of the arguments of `tools`. If it `lacks_types`, they are kept with the request.
     types: ArgumentTypes = field(default_factory=dict)
+    lacks_types: bool = False
     #: What is asked for if the call is for scores, and how many of them; 0 for all.
     form: ScoreForm = ""
     top_n: int = 0
@@ -125,13 +132,32 @@ class CallRecord:
         if self.likelihoods is not None:
             fields["likelihoods"] = self.likelihoods.fields()
         if self.types:
-            fields["types"] = {name: dict(types) for name, types in self.types.items()}
+            fields["types"] = _KEPT if self.kept_types() else _plain(self.types)
         if self.has_token_ids:
             fields["token_ids"] = True
         if self.encoding != "float":
             fields["encoding"] = self.encoding
         fields |= reasoning_fields(self.reasoning) | prompt_fields(self.prompt)
         return {METADATA_KEY: fields}
+
+    def kept_types(self) -> bytes:
+        """What to keep with the request of the types of arguments; empty if the metadata has them.
+
+        InvalidRequest if they are too many to be kept.
+        """
+        data = pack({"types": _plain(self.types)}, field="body.tools")
+        if len(data) <= MAX_TYPES_BYTES:
+            return b""
+        try:
+            unpack_map(data)
+        except ProtocolError as error:
+            raise InvalidRequest("body.tools", f"has types that cannot be kept: {error}") from error
+        return data
+
+    def with_kept_types(self, data: bytes) -> "CallRecord":
+        """The record with the types that are kept with its request. ProtocolError."""
+        types = argument_types_from(unpack_map(data).get("types"))
+        return replace(self, types=types, lacks_types=False)
 
     @classmethod
     def from_metadata(
@@ -169,6 +195,7 @@ class CallRecord:
                     has_token_ids=metadata[METADATA_KEY].get("token_ids") is True,
                     encoding=encoding_of(metadata[METADATA_KEY].get("encoding")),
                     types=argument_types_from(metadata[METADATA_KEY].get("types")),
+                    lacks_types=metadata[METADATA_KEY].get("types") == _KEPT,
                     form=form_of(metadata[METADATA_KEY].get("form")),
                     top_n=top_n if type(top_n) is int and top_n > 0 else 0,
                     likelihoods=likelihood_form_from(
@@ -300,7 +327,8 @@ def call_of(
     )
     # JSON: together the prompts may be longer than a message of msgpack.
     kept = json.dumps(request.kept_prompts).encode() if record.prompt.is_kept else b""
-    return Call(record, request, is_streamed, kept)
+    # No call has both: only chats have functions, and no chat has an `echo`.
+    return Call(record, request, is_streamed, kept or record.kept_types())
 
 
 def kept_prompts(data: bytes) -> list[str]:
@@ -312,6 +340,10 @@ def kept_prompts(data: bytes) -> list[str]:
     if not isinstance(prompts, list) or not all(isinstance(one, str) for one in prompts):
         raise ProtocolError("what is kept of a call is not its prompts")
     return prompts
+
+
+def _plain(types: ArgumentTypes) -> dict[str, dict[str, str]]:
+    return {name: dict(letters) for name, letters in types.items()}
 
 
 def _sha256(value: object) -> str:

@@ -3,6 +3,7 @@
 import contextlib
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -90,7 +91,7 @@ class Queue:
         if record.digest != call.record.digest:
             raise Refused(key_reused())
         await self.client.submit_many(members[1:])
-        return record
+        return replace(record, types=call.record.types, lacks_types=False)
 
     async def _send(self, call: Call, members: Sequence[GenerationRequest]) -> None:
         if call.kept:
@@ -112,6 +113,19 @@ class Queue:
                 if isinstance(item, Completion):
                     metadata = item.metadata
         return CallRecord.from_metadata(request_id, metadata, status.submitted_ms // 1000)
+
+    async def find_whole(self, request_id: str, caller: Caller) -> CallRecord:
+        """The call with this id, and all that its answer needs.
+
+        UnknownRequest also if that was not kept, as that of a response with `store: false`.
+        """
+        record = await self.find(request_id, caller)
+        if not record.lacks_types:
+            return record
+        data = await self.client.kept(request_id)
+        if data is None:
+            raise UnknownRequest(request_id)
+        return record.with_kept_types(data)
 
     async def end(self, record: CallRecord) -> State:
         """Cancel all choices; returns the state of the first one afterwards."""

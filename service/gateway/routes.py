@@ -182,10 +182,10 @@ class Gateway:
         )
 
     async def _show_answer(self, request: Request) -> Response:
-        return await self._complete_answer(request, *await self._find(request))
+        return await self._complete_answer(request, *await self._find(request, is_read=True))
 
     async def _events(self, request: Request) -> Response:
-        queue, record = await self._find(request)
+        queue, record = await self._find(request, is_read=True)
         if is_pooled(record.kind):
             raise InvalidRequest("path", "a vector comes whole, and has no events")
         return self._stream(
@@ -237,11 +237,15 @@ class Gateway:
         """Count the answer to this request as open, also for its tenant. Refused at a limit."""
         return self._lifecycle.admitted(self._caller(request).tenant or DEFAULT_TENANT)
 
-    async def _find(self, request: Request) -> tuple[Queue, CallRecord]:
-        """The call whose id is in the path, and the queue that has it."""
+    async def _find(self, request: Request, *, is_read: bool = False) -> tuple[Queue, CallRecord]:
+        """The call whose id is in the path, and the queue that has it.
+
+        If the call `is_read`, the record has all that its answer needs.
+        """
         caller, request_id = self._caller(request), request.path_params["id"]
         queue = await self._queues.holding(request_id)
-        return queue, await queue.find(request_id, caller)
+        find = queue.find_whole if is_read else queue.find
+        return queue, await find(request_id, caller)
 
     def _last_event(self, request: Request, record: CallRecord) -> LastEvent | None:
         """The last event that the caller has, from its header; None without the header."""

@@ -10,6 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from quire.wire.schema_references import resolve
+
 #: For each function and each of its arguments the types that it may have, a letter of LETTERS each.
 ArgumentTypes: TypeAlias = Mapping[str, Mapping[str, str]]
 
@@ -25,11 +27,13 @@ LETTERS: Mapping[str, str] = {
 }
 TEXT = LETTERS["string"]
 
-#: The most characters of names and types that are kept of all functions together. The arguments of
-#: further functions count as such without a type.
-MAX_KEPT_LENGTH = 4096
+#: Stands for all arguments that a function does not name. No argument has this name: readers strip
+#: the names of arguments.
+OTHERS = " "
 #: References and unions are followed so deep.
-MAX_DEPTH = 8
+MAX_DEPTH = 16
+
+_UNIONS = ("anyOf", "oneOf")
 
 #: How Python writes what JSON writes in another way. Some models write it so.
 _OF_PYTHON = {"True": "true", "False": "false", "None": "null"}
@@ -38,28 +42,12 @@ _OF_PYTHON = {"True": "true", "False": "false", "None": "null"}
 def argument_types(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
     """The types of the arguments of these functions, in OpenAI's form, which have been checked.
 
-    An argument is left out if its schema says nothing of types.
+    An argument is left out if its schema says nothing of types. OTHERS has the types of arguments
+    that the function does not name, if it says any; an argument without a type is empty then.
     """
-    found: dict[str, dict[str, str]] = {}
-    length = 0
-    for tool in tools:
-        function = tool["function"]
-        parameters = function.get("parameters") or {}
-        properties = parameters.get("properties")
-        if not isinstance(properties, Mapping):
-            continue
-        reader = _Reader(parameters)
-        types = {
-            str(name): letters
-            for name, schema in properties.items()
-            if (letters := reader.letters(schema))
-        }
-        length += sum(len(name) + len(letters) for name, letters in types.items())
-        if length > MAX_KEPT_LENGTH:
-            break
-        if types:
-            found[function["name"]] = types
-    return found
+    functions = ((tool["function"]["name"], tool["function"].get("parameters")) for tool in tools)
+    found = {name: _Reader(parameters or {}).arguments() for name, parameters in functions}
+    return {name: types for name, types in found.items() if types}
 
 
 def argument_types_from(kept: object) -> dict[str, dict[str, str]]:
@@ -101,6 +89,41 @@ class _Reader:
         self._root = root
         self._found: dict[tuple[str, int], str] = {}
 
+    def arguments(self) -> dict[str, str]:
+        """The letters of all arguments."""
+        named, others = self._declared()
+        types = {name: _distinct(map(self.letters, schemas)) for name, schemas in named.items()}
+        types.pop(OTHERS, None)
+        of_others = _distinct(map(self.letters, others))
+        if of_others:
+            return {**types, OTHERS: of_others}
+        return {name: letters for name, letters in types.items() if letters}
+
+    def _declared(self) -> tuple[dict[str, list[object]], list[object]]:
+        """The schemas of each argument, and those of all others, in all parts of the schema.
+
+        Each part is read once, whatever refers to it.
+        """
+        named: dict[str, list[object]] = {}
+        others: list[object] = []
+        parts, seen = [self._root], set[int]()
+        while parts:
+            part = parts.pop()
+            if not isinstance(part, Mapping) or id(part) in seen:
+                continue
+            seen.add(id(part))
+            properties, reference = part.get("properties"), part.get("$ref")
+            for name, schema in properties.items() if isinstance(properties, Mapping) else ():
+                named.setdefault(str(name), []).append(schema)
+            if "patternProperties" not in part:
+                others.append(part.get("additionalProperties"))
+            if isinstance(reference, str):
+                parts.append(resolve(self._root, reference))
+            for several in ("allOf", *_UNIONS):
+                branches = part.get(several)
+                parts += branches if isinstance(branches, list) else ()
+        return named, others
+
     def letters(self, schema: object, *, depth: int = 0) -> str:
         """The letters of a schema, without repetition; empty if it says nothing of types."""
         if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
@@ -116,19 +139,20 @@ class _Reader:
         reference = schema.get("$ref")
         if isinstance(reference, str):
             return self._of_reference(reference, depth=depth + 1)
-        for union in ("anyOf", "oneOf"):
+        for union in _UNIONS:
             branches = schema.get(union)
             if isinstance(branches, list):
-                return self._of_all(branches, depth=depth + 1)
-        return ""
+                return self._of_any(branches, depth=depth + 1)
+        parts = schema.get("allOf")
+        return self._of_all(parts, depth=depth + 1) if isinstance(parts, list) else ""
 
     def _of_reference(self, reference: str, *, depth: int) -> str:
         key = (reference, depth)
         if key not in self._found:
-            self._found[key] = self.letters(_resolved(reference, self._root), depth=depth)
+            self._found[key] = self.letters(resolve(self._root, reference), depth=depth)
         return self._found[key]
 
-    def _of_all(self, branches: Sequence[object], *, depth: int) -> str:
+    def _of_any(self, branches: Sequence[object], *, depth: int) -> str:
         each: list[str] = []
         for one in branches:
             letters = self.letters(one, depth=depth)
@@ -137,6 +161,12 @@ class _Reader:
                 return ""
             each.append(letters)
         return _distinct(each)
+
+    def _of_all(self, parts: Sequence[object], *, depth: int) -> str:
+        each = [letters for one in parts if (letters := self.letters(one, depth=depth))]
+        common = [one for one in "".join(each[:1]) if all(one in letters for letters in each)]
+        # The letter of whole numbers is not among those of numbers.
+        return _distinct(common or each[-1:])
 
 
 def _letters_of(value: object) -> str:
@@ -152,15 +182,6 @@ def _letters_of(value: object) -> str:
     if isinstance(value, dict):
         return LETTERS["object"]
     return LETTERS["array"] if isinstance(value, list) else ""
-
-
-def _resolved(reference: str, root: Mapping[str, Any]) -> object:
-    found: object = root
-    for part in reference.removeprefix("#").split("/")[1:]:
-        if not isinstance(found, Mapping):
-            return None
-        found = found.get(part.replace("~1", "/").replace("~0", "~"))
-    return found
 
 
 def _distinct(letters: Any) -> str:

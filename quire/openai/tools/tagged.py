@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 
-from quire.openai.tools.argument_types import TEXT, json_of
+from quire.openai.tools.argument_types import OTHERS, TEXT, json_of
 from quire.openai.tools.formats import Tags
 from quire.openai.tools.text_buffer import MAX_STRING_LENGTH, Reading, TextBuffer
 
@@ -36,7 +36,7 @@ def tagged_arguments(
         text.drop()
         emit(f"{separator}{json.dumps(key.strip(), ensure_ascii=False)}: ")
         separator = ", "
-        yield from _value(text, tags, types.get(key.strip()), emit)
+        yield from _value(text, tags, types.get(key.strip(), types.get(OTHERS)) or None, emit)
     yield from text.skip(tags.end)
     text.drop()
     emit("}")

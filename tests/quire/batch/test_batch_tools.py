@@ -38,6 +38,19 @@ def test_the_output_line_has_the_calls() -> None:
     assert choice_of(line_of(), text)["message"] == {"role": "assistant", "content": text}
 
 
+def test_the_last_of_many_functions_has_the_types_of_its_arguments() -> None:
+    parameters = {"properties": {f"a_longer_name_{n}": {"type": "string"} for n in range(6)}}
+    tools = [
+        {"type": "function", "function": {"name": f"f{n}", "parameters": parameters}}
+        for n in range(80)
+    ]
+    call = "<arg_key>a_longer_name_5</arg_key><arg_value>123</arg_value></tool_call>"
+    message = choice_of(line_of(tools=tools), f"<tool_call>f79{call}")["message"]
+    assert isinstance(message, dict)
+    (told,) = message["tool_calls"]
+    assert told["function"]["arguments"] == '{"a_longer_name_5": "123"}'
+
+
 def test_a_line_with_a_wrong_function_is_bad() -> None:
     wrong = {"custom_id": "a", "url": "/v1/chat/completions",
              "body": {"messages": [{"role": "user", "content": "x"}], "tools": [{}]}}  # fmt: skip

@@ -9,17 +9,21 @@ from quire.openai.tools import argument_types as module
 from quire.openai.tools.answers import message_of
 from quire.openai.tools.argument_types import (
     MAX_DEPTH,
-    MAX_KEPT_LENGTH,
     argument_types,
     argument_types_from,
     json_of,
 )
+from quire.wire.tools import MAX_TOOLS
 
 
 def types_of(**properties: Any) -> dict[str, str]:
     parameters = {
         "properties": properties,
-        "$defs": {"id": {"type": "string"}, "me": {"$ref": "#/$defs/me"}},
+        "$defs": {
+            "id": {"type": "string"},
+            "me": {"$ref": "#/$defs/me"},
+            "list": {"anyOf": [{"type": "null"}, {"type": "string"}]},
+        },
     }
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     return argument_types([tool]).get("f", {})
@@ -40,6 +44,12 @@ def types_of(**properties: Any) -> dict[str, str]:
         ({}, None),
         (True, None),
         ({"type": "array", "items": {"type": "string"}}, "a"),
+        ({"allOf": [{"$ref": "#/$defs/id"}, {"minLength": 2}]}, "s"),
+        ({"allOf": [{"type": ["string", "null"]}, {"enum": ["a"]}]}, "s"),
+        ({"allOf": [{"type": "number"}, {"type": "integer"}]}, "i"),
+        ({"$ref": "#/properties/a/anyOf/0"}, None),
+        ({"$ref": "#/$defs/list/anyOf/1"}, "s"),
+        ({"$ref": "#id"}, None),
     ],
 )
 def test_the_types_are_those_of_the_schema(schema: Any, letters: str | None) -> None:
@@ -77,13 +87,13 @@ def test_a_value_is_json_only_if_the_function_takes_such_a_value(
 def test_unions_that_refer_to_each_other_are_not_walked_on_every_way(monkeypatch) -> None:
     followed: list[str] = []
 
-    def counted(reference: str, root: Any) -> object:
+    def counted(root: Any, reference: str) -> object:
         followed.append(reference)
         assert len(followed) <= 2 * MAX_DEPTH, "each reference is followed once at each depth"
-        return resolved(reference, root)
+        return resolved(root, reference)
 
-    resolved = module._resolved
-    monkeypatch.setattr(module, "_resolved", counted)
+    resolved = module.resolve
+    monkeypatch.setattr(module, "resolve", counted)
     last = {"anyOf": [{"type": "string"}]}
     levels = {
         f"l{n}": {"anyOf": [{"$ref": f"#/properties/l{n + 1}"}] * 40} if n < 4 else last
@@ -93,20 +103,37 @@ def test_unions_that_refer_to_each_other_are_not_walked_on_every_way(monkeypatch
     assert types_of(**levels)["l1"] == "s"
 
 
-def test_what_is_kept_is_bounded_and_comes_back() -> None:
+def test_the_types_of_as_many_functions_as_there_may_be_are_known_and_come_back() -> None:
+    types = {"x" * 90 + str(n): "s" for n in range(6)}
+    properties = {name: {"type": "string"} for name in types}
     tools = [
-        {
-            "function": {
-                "name": f"f{n}",
-                "parameters": {"properties": {"x" * 100: {"type": "string"}}},
-            }
-        }
-        for n in range(100)
+        {"function": {"name": f"f{n}", "parameters": {"properties": properties}}}
+        for n in range(MAX_TOOLS)
     ]
     found = argument_types(tools)
-    assert 0 < sum(len(key) for types in found.values() for key in types) <= MAX_KEPT_LENGTH
+    assert found == {f"f{n}": types for n in range(MAX_TOOLS)}
     assert argument_types_from(json.loads(json.dumps(found))) == found
     assert argument_types_from("no map") == argument_types_from(None) == {}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"$ref": "#/$defs/all", "$defs": {"all": {"properties": {"a": {"type": "string"}}}}},
+        {"allOf": [{"properties": {"b": {}}}, {"properties": {"a": {"type": "string"}}}]},
+        {"anyOf": [{"properties": {"a": {"type": "string"}}}, {"$ref": "#"}]},
+        {"additionalProperties": {"type": "string"}},
+        {"additionalProperties": {"type": "string"}, "properties": {"b": {}, " ": {}}},
+    ],
+)
+def test_arguments_have_types_wherever_the_schema_declares_them(parameters: Any) -> None:
+    types = argument_types([{"function": {"name": "f", "parameters": parameters}}])
+    text = "<tool_call>f<arg_key>{}</arg_key><arg_value>1</arg_value></tool_call>"
+    for name, value in (("a", "1"), ("b", 1)):
+        if name == "b" and "b" not in str(parameters):
+            continue
+        (call,) = message_of("a", 0, ["f"], text.format(name), types=types)["tool_calls"]
+        assert json.loads(call["function"]["arguments"]) == {name: value}
 
 
 def test_a_message_has_the_types_of_the_caller() -> None:

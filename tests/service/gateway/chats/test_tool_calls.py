@@ -169,3 +169,63 @@ def test_logprobs_come_with_each_piece(gateway: GatewayThread) -> None:
         for token in event.choice["logprobs"]["content"]
     ]
     assert "".join(texts) == OUTPUT
+
+
+def many_functions() -> list[Any]:
+    """80 functions of 6 arguments, which are texts."""
+    properties = {f"a_longer_name_{n}": {"type": "string"} for n in range(6)}
+    named = [{"name": f"f{n}", "parameters": {"properties": properties}} for n in range(80)]
+    return [{"type": "function", "function": one} for one in named]
+
+
+@pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "many"}])
+def test_the_arguments_of_the_last_of_many_functions_have_their_types_at_every_gateway(
+    start: Callable[..., GatewayThread], script: Any, headers: dict[str, str]
+) -> None:
+    first, second = start(), start()
+    call = "<arg_key>a_longer_name_5</arg_key><arg_value>123</arg_value></tool_call>"
+    script.pieces = in_pieces(f"<tool_call>f79{call}")
+    body = BODY | {"tools": many_functions()}
+    reply = first.ask("POST", CHAT, body, **headers)
+    again = second.ask("GET", f"/v1/requests/{reply.request_id}")
+    assert reply.body["choices"] == again.body["choices"]
+    (told,) = reply.body["choices"][0]["message"]["tool_calls"]
+    assert json.loads(told["function"]["arguments"]) == {"a_longer_name_5": "123"}
+    assert first.ask("POST", CHAT, body, **headers).body["choices"][0]["message"]["tool_calls"]
+    with first.resume(reply.request_id) as whole:
+        events = whole.rest()
+    for index, event in enumerate(events[1:-2], start=1):
+        with second.resume(reply.request_id, event.id) as rest:
+            assert deltas_of(rest.rest()) == deltas_of(events[index + 1 :]), event
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_so_have_those_of_a_response_wherever_it_is_read(
+    start: Callable[..., GatewayThread], script: Any, is_stored: bool
+) -> None:
+    first, second = start(), start()
+    call = "<arg_key>a_longer_name_5</arg_key><arg_value>123</arg_value></tool_call>"
+    script.pieces = in_pieces(f"<tool_call>f79{call}")
+    tools = [{"type": "function", **one["function"]} for one in many_functions()]
+    body = {"input": "x", "tools": tools, "store": is_stored}
+    reply = first.ask("POST", "/v1/responses", body, Idempotency_Key="many")
+    (item,) = reply.body["output"]
+    assert item["arguments"] == '{"a_longer_name_5": "123"}'
+    again = second.ask("POST", "/v1/responses", body, Idempotency_Key="many")
+    assert again.body["output"] == reply.body["output"]
+    chat = second.get(f"/v1/requests/{reply.body['id']}")
+    if not is_stored:
+        assert chat.status == 404
+        return
+    assert second.get(f"/v1/responses/{reply.body['id']}").body["output"] == reply.body["output"]
+    (told,) = chat.body["choices"][0]["message"]["tool_calls"]
+    assert told["function"]["arguments"] == item["arguments"]
+
+
+def test_more_types_than_can_be_kept_are_refused_by_name(gateway: GatewayThread) -> None:
+    branches = [
+        {"properties": {f"a{branch}{n}": {"type": "null"} for n in range(600)}} for branch in "ab"
+    ]
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"allOf": branches}}}
+    reply = gateway.ask("POST", CHAT, BODY | {"tools": [tool]})
+    assert (reply.status, reply.error["param"]) == (400, "tools")
