@@ -57,6 +57,9 @@ LONG_FILES = (
     "tests/quire/cli/test_interrupted.py",
     "tests/quire/cli/test_cli.py",
 )
+#: What skips say of programs that no package of Python has.
+ONLY_IN_A_DISTRIBUTION = ("prometheus is not", "promtool is not", "was built without TLS")
+
 _ORDER = {name: number for number, name in enumerate(LONG_FILES)}
 
 # `jsonschema` imports it, where it is installed, to check IRIs, which no test has. Its import
@@ -82,6 +85,18 @@ def pytest_collection() -> Generator[None, Any, Any]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    """CI runs the marked tests once more, where those programs are installed."""
+    report = yield
+    if report.skipped and isinstance(report.longrepr, tuple):
+        needs_more = any(reason in report.longrepr[2] for reason in ONLY_IN_A_DISTRIBUTION)
+        if needs_more and item.get_closest_marker("distribution") is None:
+            report.outcome = "failed"
+            report.longrepr = f"{item.nodeid} needs pytest.mark.distribution: {report.longrepr[2]}"
+    return report
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

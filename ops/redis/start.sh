@@ -4,12 +4,22 @@
 set -eu
 umask 077
 
+# The server checks logs if it is called by this name. Some distributions install only the server.
+if ! command -v redis-check-aof > /dev/null; then
+    ln -sf "$(command -v redis-server)" /run/redis/redis-check-aof
+    PATH="$PATH:/run/redis"
+fi
+
 # If a crash has torn the log inside a transaction, cut it back to the last complete one first. Redis
 # would also start with such a log. But it would leave the incomplete transaction in the file, and
 # after the next crash run it together with the writes after it (docs/adr/0006). Damage larger than
 # the effects of any script is not a torn end: Redis does not start, and an operator must decide.
 largest_end=16777216
-for log in /data/appendonlydir/*.manifest /data/appendonly.aof; do
+# One file before Redis 7, in a folder since. Only the last file that is appended to can be torn. The
+# folder is not checked as a whole, because Valkey's checker refuses the snapshots of Valkey 9.
+folder=/data/appendonlydir
+last=$(sed -n 's/^file \([^ ]*\) .*type i.*$/\1/p' "$folder"/*.manifest 2> /dev/null | tail -n 1)
+for log in "$folder/${last:-none}" /data/appendonly.aof; do
     [ -f "$log" ] || continue
     report=$(redis-check-aof "$log" 2>&1) && continue
     torn=$(printf '%s\n' "$report" | sed -n 's/^AOF analyzed:.* diff=\([0-9]*\)$/\1/p' | tail -n 1)

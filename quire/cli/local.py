@@ -1,4 +1,4 @@
-"""The verbs that need no queue: schema, and those that run a program of a checkout."""
+"""The verbs that need no queue: schema, local, and those that run a program of a checkout."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from typing import NoReturn
 
 from quire.cli.console import Console, add_json
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_USAGE
+
+#: Where `quire local` keeps its data.
+_DATA = Path("~/.local/share/quire/redis")
 
 
 def add_schema(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +32,31 @@ def run_schema(arguments: argparse.Namespace, console: Console) -> int:
     model = GenerationRequest if arguments.what == "request" else SamplingParams
     console.data(model.model_json_schema())
     return EXIT_OK
+
+
+def add_local(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `quire local`."""
+    parser.add_argument("--port", type=int, default=6379, help="where it listens [6379]")
+    parser.add_argument(
+        "--data", type=Path, default=_DATA, help=f"the folder of its append-only file [{_DATA}]"
+    )
+
+
+def run_local(arguments: argparse.Namespace, console: Console) -> int:
+    """Replaces this process by a Redis for this machine, whose data outlives it."""
+    from quire.transport.local_redis import INSTALL_HINT, SERVER_OPTIONS, server_program
+
+    if (found := server_program()) is None:
+        console.complain(f"no server is installed: {INSTALL_HINT}")
+        return EXIT_ERROR
+    kind, program = found
+    folder = arguments.data.expanduser()
+    folder.mkdir(parents=True, exist_ok=True)
+    options = [part.format(port=arguments.port, directory=folder) for part in SERVER_OPTIONS]
+    console.note(
+        f"{kind} at redis://127.0.0.1:{arguments.port}/0, data in {folder}; Ctrl-C ends it"
+    )
+    return _exec([program, *options, "--appendonly", "yes"])
 
 
 def run_config(arguments: argparse.Namespace, console: Console) -> int:

@@ -63,6 +63,7 @@ VERBS = (
     Verb("plan", "fleet.plan", "compute how many workers and how much Redis a load needs"),
     Verb("doctor", "doctor", "check Redis, Python, torch and the model folder"),
     Verb("schema", "local", "print the JSON schema of a request"),
+    Verb("local", "local", "run a Redis on this machine: an installed one, or Valkey's package"),
     Verb("config", "local", "show a worker's settings (needs the checkout)", passes_on=True),
     Verb("worker", "local", "run a worker (needs the checkout)", passes_on=True),
     Verb("gateway", "local", "serve OpenAI's API (needs the checkout)", passes_on=True),

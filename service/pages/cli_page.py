@@ -78,6 +78,8 @@ def _section(parser: argparse.ArgumentParser) -> list[str]:
     own = [one for one in parser._actions if not _is_shared(one) and one.dest != "help"]
     lines += [*_table(own), ""] if own else []
     shared = [flag for one in parser._actions if _is_shared(one) for flag in one.option_strings]
+    if not shared:
+        return lines[:-1]
     also = "the [flags of the queue](cli.md#flags-of-the-queue)" if len(shared) > 1 else "`--json`"
     return [*lines, f"{'Also' if own else 'Only'} {also}."]
 

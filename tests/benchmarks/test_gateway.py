@@ -1,12 +1,11 @@
 """The measurement of a gateway: what comes through a real one, and what its gate refuses."""
 
-import shutil
-
 import pytest
 
 from benchmarks.bench_gateway import gateway_process, measure_throughput
 from benchmarks.bench_protocol import private_server
 from benchmarks.bench_streams import check_arrivals
+from quire.transport.local_redis import INSTALL_HINT, server_program
 
 NAMES = ("a", "b")
 ARRIVALS = {name: [(1.0, "0 1.5\n"), (1.1, "1 1.6\n2 1.6\n")] for name in NAMES}
@@ -31,7 +30,7 @@ def test_what_is_lost_moved_or_repeated_fails_the_measurement(arrivals):
         check_arrivals(arrivals, NAMES, 3)
 
 
-@pytest.mark.skipif(shutil.which("redis-server") is None, reason="needs a real redis-server")
+@pytest.mark.skipif(server_program() is None, reason=f"needs a real Redis: {INSTALL_HINT}")
 def test_streams_are_read_through_a_gateway_and_from_redis():
     with private_server() as connection:
         settings = connection.connection_pool.connection_kwargs

@@ -79,7 +79,7 @@ def test_the_environment_of_the_demo_has_what_the_readme_goes_on_to_use():
         ("python -m service ", "worker"),
         ("python -m service.gateway", "gateway"),
         ("json_schema", "grammars"),
-        ("redis-server", "local"),
+        ("quire local", "local"),
     ):
         assert command in README
         assert extra in whole.removeprefix("quire-inference[").removesuffix("]").split(",")

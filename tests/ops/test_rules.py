@@ -24,6 +24,7 @@ CASES = [
 ]
 
 
+@pytest.mark.distribution
 def test_prometheus_accepts_its_configuration():
     result = run(program("promtool"), "check", "config", PROMETHEUS / "prometheus.yml")
 
@@ -31,18 +32,21 @@ def test_prometheus_accepts_its_configuration():
     assert f"{len(RULES)} rule files found" in result.stdout
 
 
+@pytest.mark.distribution
 def test_prometheus_accepts_the_rules():
     result = run(program("promtool"), "check", "rules", *RULES)
 
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.distribution
 def test_every_alert_fires_and_keeps_silent_as_its_scenarios_say():
     result = run(program("promtool"), "test", "rules", *RULE_TESTS)
 
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.distribution
 def test_a_scenario_that_is_wrong_would_be_noticed(tmp_path):
     (tmp_path / "rules").symlink_to(PROMETHEUS / "rules")
     (tmp_path / "tests").mkdir()

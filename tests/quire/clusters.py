@@ -20,6 +20,7 @@ from redis.exceptions import RedisError
 
 from quire.keys import Keys
 from tests.quire.certificates import files_of
+from tests.quire.servers import real_program
 
 NUM_SLOTS = 16_384
 #: How long the nodes may take on a busy machine until they agree.
@@ -280,18 +281,6 @@ def until(holds: Callable[[], bool], what: str, *, seconds: float = AGREEMENT_SE
     while not holds():
         assert time.monotonic() < give_up, f"not within {seconds} s: {what}"
         time.sleep(_POLL_SECONDS)
-
-
-def real_program() -> str:
-    """The path of a real server, or a skip with its reason."""
-    if program := server_program():
-        return program
-    pytest.skip("needs redis-server or valkey-server of version 7 on the PATH for a real cluster")
-
-
-def server_program() -> str | None:
-    """The path of a real server, if one is there."""
-    return shutil.which("redis-server") or shutil.which("valkey-server")
 
 
 def _agree(masters: Sequence[Node], slot: int, owner: str) -> bool:

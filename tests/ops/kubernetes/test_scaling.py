@@ -108,6 +108,7 @@ def test_the_shipped_triggers_ask_for_workers_as_keda_does():
     assert [wait.wanted(v, now=2) for v in (0, 15, 31, 45, 60)] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.distribution
 def test_from_none_to_four_workers_and_back_with_nothing_lost(redis_url, prometheus, tmp_path):
     fleet = Fleet(redis_url, tmp_path)
 

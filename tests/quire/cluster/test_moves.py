@@ -18,7 +18,8 @@ from quire.keys import Keys
 from quire.transitions.values import Claimed, CommitItem
 from quire.transport.cluster import connection as cluster_connection
 from quire.transport.cluster.redirects import Doubt
-from tests.quire.clusters import Cluster, Node, another, real_program, until
+from tests.quire.clusters import Cluster, Node, another, until
+from tests.quire.servers import real_program
 from tests.quire.waiting import PATIENCE_SECONDS
 
 pytestmark = pytest.mark.real_redis

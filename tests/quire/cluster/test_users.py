@@ -10,14 +10,13 @@ from quire.keys import Keys
 from tests.quire.broker.acl.roles import ROLES
 from tests.quire.cluster.test_moves import half_moved
 from tests.quire.clusters import Cluster, another
+from tests.quire.servers import needs_version_7
 
 pytestmark = pytest.mark.real_redis
 
 
 def test_a_user_needs_one_right_more(cluster: Cluster):
-    version = cluster.nodes[0].client.info("server")["redis_version"]
-    if int(version.partition(".")[0]) < 7:
-        pytest.skip("the document is for Redis 7.0 and later")
+    needs_version_7(cluster.nodes[0].client)
     queue, name = f"test-{secrets.token_hex(6)}", f"user-{secrets.token_hex(4)}"
     keys = Keys(queue)
     url = cluster.url.replace("://", f"://{name}:change-me@")

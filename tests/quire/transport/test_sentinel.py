@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import shutil
 import signal
 import threading
 import traceback
@@ -25,7 +24,8 @@ from quire.transport.urls import parts_of
 from quire.wire.output import State
 from tests.quire.builders import make_request, port_of
 from tests.quire.certificates import NO_TLS, files_of, make_certificate
-from tests.quire.sentinels import PORT_ATTEMPTS, replicas_known_to, started_sentinel
+from tests.quire.sentinels import replicas_known_to, started_sentinel
+from tests.quire.servers import PORT_ATTEMPTS, real_program
 from tests.quire.waiting import eventually
 
 pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(90)]
@@ -34,8 +34,7 @@ pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(90)]
 @pytest.fixture(scope="module")
 def start():
     """Starts servers of our own; skips where there is none to start."""
-    if shutil.which("redis-server") is None:
-        pytest.skip("no redis-server to start on this machine")
+    real_program()
     with contextlib.ExitStack() as stack:
         stack.enter_context(pytest.MonkeyPatch.context()).delenv(URL_VARIABLE, raising=False)
         yield lambda *options: stack.enter_context(LocalRedis.start(options=options))
@@ -200,37 +199,44 @@ def test_an_option_of_a_sentinel_url_that_would_not_be_heeded_is_refused(make, u
 
 
 @pytest.fixture(scope="module")
-def secured(start, tmp_path_factory):
-    """A server under TLS. Yields its port and the folder of its certificate, which it signed."""
+def certificate(tmp_path_factory):
+    """The folder of a certificate that signed itself, and of its key."""
     folder = tmp_path_factory.mktemp("tls")
     make_certificate(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def secured(start, certificate):
+    """A server under TLS. Yields its port."""
     for attempt in range(PORT_ATTEMPTS):
         port = _free_port()
         try:
-            start("--tls-port", str(port), "--tls-auth-clients", "no", *files_of(folder))
+            start("--tls-port", str(port), "--tls-auth-clients", "no", *files_of(certificate))
         except BrokerUnavailable as error:
             if any(text in str(error) for text in NO_TLS):
-                pytest.skip("this redis-server was built without TLS")
+                pytest.skip("this server was built without TLS")
             # Another process may have taken the port.
             if attempt == PORT_ATTEMPTS - 1:
                 raise
         else:
             break
-    return port, folder
+    return port
 
 
-def test_a_queue_is_reached_under_tls_by_those_who_trust_its_certificate(secured):
-    port, folder = secured
-    assert_only_who_trusts_reaches(f"rediss://127.0.0.1:{port}/0", folder / "cert.pem")
+@pytest.mark.distribution
+def test_a_queue_is_reached_under_tls_by_those_who_trust_its_certificate(secured, certificate):
+    assert_only_who_trusts_reaches(f"rediss://127.0.0.1:{secured}/0", certificate / "cert.pem")
 
 
+@pytest.mark.distribution
 @pytest.mark.parametrize("is_secured", [True, False])
 def test_a_command_with_the_scheme_of_the_other_kind_of_server_asks_for_it(
     secured, start, is_secured, capsys, monkeypatch, tmp_path
 ):
     """Under TLS it would wait for an answer, without it it is cut off; neither says why."""
     if is_secured:
-        url = f"redis://127.0.0.1:{secured[0]}/0"
+        url = f"redis://127.0.0.1:{secured}/0"
         told = "if this server has TLS, begin the url with `rediss://`"
     else:
         url = f"rediss://127.0.0.1:{port_of(start())}/0?socket_timeout=0.2"
@@ -256,21 +262,22 @@ def test_a_command_with_the_scheme_of_the_other_kind_of_server_asks_for_it(
     ],
 )
 def test_files_of_a_url_that_cannot_be_used_are_refused_by_their_names(
-    secured, make, options, reason
+    certificate, make, options, reason
 ):
     """Otherwise a server would be waited for that is there."""
-    _, folder = secured
+    folder = certificate
     for url in ("rediss://127.0.0.1:1/0", "rediss+sentinel://127.0.0.1:1/shop"):
         with pytest.raises(ValueError, match=reason.format(folder)):
             make(f"{url}?{options.format(folder)}")
         make(f"{url}?ssl_certfile={folder}/cert.pem&ssl_keyfile={folder}/key.pem")
 
 
-def test_a_queue_under_tls_is_found_by_sentinels_and_trusted_alike(secured, tmp_path):
-    port, folder = secured
+@pytest.mark.distribution
+def test_a_queue_under_tls_is_found_by_sentinels_and_trusted_alike(secured, certificate, tmp_path):
+    folder = certificate
     options = ["tls-replication yes", f"tls-ca-cert-file {folder / 'cert.pem'}"]
     options += [f"tls-{name}-file {folder / name}.pem" for name in ("cert", "key")]
-    with started_sentinel(tmp_path, port, *options) as sentinel:
+    with started_sentinel(tmp_path, secured, *options) as sentinel:
         with redis.Redis(port=sentinel) as asked:
             eventually(lambda: not asked.sentinel_master("shop")["is_disconnected"])
         url = f"rediss+sentinel://127.0.0.1:{sentinel}/shop/0"

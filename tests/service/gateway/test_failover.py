@@ -1,7 +1,6 @@
 """A failover while a gateway streams: the master is killed, and sentinels promote its replica."""
 
 import contextlib
-import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ import redis
 from quire.transport.local_redis import URL_VARIABLE
 from tests.quire.builders import port_of
 from tests.quire.sentinels import replicas_known_to, started_sentinel
+from tests.quire.servers import real_program
 from tests.service.builders import (
     PATIENCE_SECONDS,
     WorkerProcess,
@@ -86,8 +86,7 @@ class Caller:
 @pytest.fixture
 def kill_master(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, object]]:
     """The url of a queue's sentinel, and what kills the master and waits for the next one."""
-    if shutil.which("redis-server") is None:
-        pytest.skip("no redis-server to start on this machine")
+    real_program()
     monkeypatch.delenv(URL_VARIABLE, raising=False)
     with contextlib.ExitStack() as stack:
         start = stack.enter_context

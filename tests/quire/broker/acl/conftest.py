@@ -6,20 +6,13 @@ import redis
 from quire.broker.broker import Broker
 from quire.transport.connection import connect
 from tests.quire.broker.acl.roles import ROLES
-
-
-@pytest.fixture(params=["found", "new"])
-def real_server(request, real_server):
-    """What is forbidden is said in other words by other servers."""
-    return request.getfixturevalue("new_server") if request.param == "new" else real_server
+from tests.quire.servers import needs_version_7
 
 
 @pytest.fixture
 def as_role(real_server, real_connection, real_broker):
     """Makes a broker for the queue of the test that connects as one of the document's users."""
-    version = real_connection.info("server")["redis_version"]
-    if int(version.partition(".")[0]) < 7:
-        pytest.skip("the document is for Redis 7.0 and later")
+    needs_version_7(real_connection)
     queue = real_broker.keys.queue
     opened: list[redis.Redis] = []
 

@@ -17,7 +17,8 @@ from quire.wire.protocol import Priority
 from tests.quire.broker.acl.roles import DOCUMENT, ROLES, refused
 from tests.quire.builders import claim_next, make_item, make_request
 
-pytestmark = pytest.mark.real_redis
+#: What is forbidden is said in other words by other servers.
+pytestmark = [pytest.mark.real_redis, pytest.mark.distribution]
 
 
 def entry_of(broker: Broker, request_id: str) -> Candidate:

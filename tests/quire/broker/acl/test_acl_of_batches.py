@@ -12,7 +12,8 @@ from service.batches.ledger import Ledger
 from service.batches.storage import FolderStorage
 from tests.quire.broker.acl.roles import refused
 
-pytestmark = pytest.mark.real_redis
+#: What is forbidden is said in other words by other servers.
+pytestmark = [pytest.mark.real_redis, pytest.mark.distribution]
 
 
 def test_a_gateway_keeps_the_records_of_files(as_role, real_server, real_broker):

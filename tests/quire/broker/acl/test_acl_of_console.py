@@ -11,7 +11,8 @@ from tests.console import stage
 from tests.quire.broker.acl.roles import refused
 from tests.quire.builders import claim_next, make_request
 
-pytestmark = pytest.mark.real_redis
+#: What is forbidden is said in other words by other servers.
+pytestmark = [pytest.mark.real_redis, pytest.mark.distribution]
 
 
 @pytest.fixture

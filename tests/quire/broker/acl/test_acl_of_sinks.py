@@ -8,7 +8,8 @@ from service.exporter.settings import ExporterSettings
 from tests.quire.broker.acl.roles import refused
 from tests.quire.builders import make_request
 
-pytestmark = pytest.mark.real_redis
+#: What is forbidden is said in other words by other servers.
+pytestmark = [pytest.mark.real_redis, pytest.mark.distribution]
 
 
 def test_a_sink_reads_the_ends_and_nothing_else(as_role, real_broker):

