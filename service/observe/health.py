@@ -91,7 +91,7 @@ class ProbeServer:
             timeout = REQUEST_TIMEOUT_SECONDS
 
             def do_GET(self) -> None:
-                path = urlsplit(self.path).path
+                path = _path_of(self.path)
                 if path in checks:
                     self._send_check(*checks[path]())
                 elif path == "/metrics":
@@ -115,6 +115,14 @@ class ProbeServer:
                 """Log nothing: probes come every few seconds."""
 
         return Handler
+
+
+def _path_of(target: str) -> str:
+    """The path of a target, which may be an address; empty if it is none."""
+    try:
+        return urlsplit(target).path
+    except ValueError:
+        return ""
 
 
 class _Server(ThreadingHTTPServer):

@@ -20,6 +20,7 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES
 from uvicorn.server import ServerState
 
 from service.gateway.http.heads import TimedConnection
+from service.gateway.http.strict import UnclearRequest
 from service.gateway.refusals import Refusal
 
 #: The most bytes that are parsed without a pause. asyncio reads 256 KiB at once: in chunks of one
@@ -76,7 +77,8 @@ class Connection(TimedConnection):
 
     def refuse_head(self) -> None:
         """Answer headers that do not come to their end."""
-        self.transport.write(self._refusal(408))
+        message = "the headers of the request did not come to their end in time"
+        self.transport.write(self._refusal(408, message))
 
     def shutdown(self) -> None:
         """Close the connection as soon as its answer has ended: the gateway shuts down."""
@@ -90,8 +92,14 @@ class Connection(TimedConnection):
         """Answer bytes that are not valid HTTP, unless an answer has begun, and close."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             # uvicorn calls this in its `except` clause, so the error is the current exception.
-            hint = getattr(sys.exception(), "error_status_hint", 400)
-            self.transport.write(self._refusal(hint))
+            error = sys.exception()
+            status = getattr(error, "error_status_hint", 400)
+            message = "the request is not HTTP as this gateway reads it"
+            if isinstance(error, UnclearRequest):
+                message = str(error)
+            elif status == 431:
+                message = "the headers of the request are too large"
+            self.transport.write(self._refusal(status, message))
         self.transport.close()
 
     def linger(self, transport: asyncio.Transport) -> bool:
@@ -108,12 +116,7 @@ class Connection(TimedConnection):
         self._lingering = _Lingering(transport, self.loop, seconds=seconds)
         return True
 
-    def _refusal(self, status: int) -> bytes:
-        message = "the request is not HTTP as this gateway reads it"
-        if status == 431:
-            message = "the headers of the request are too large"
-        elif status == 408:
-            message = "the headers of the request did not come to their end in time"
+    def _refusal(self, status: int, message: str) -> bytes:
         body = json.dumps(Refusal(status, "invalid_request", message).body).encode()
         headers = [
             ("content-type", "application/json"),

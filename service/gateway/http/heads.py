@@ -5,18 +5,35 @@ connection without a request is no open answer, so callers could keep any number
 """
 
 import asyncio
+from typing import Any
 
 import h11
+from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from service.gateway.http.strict import StrictConnection
 
 #: The longest time from the first byte of a request to the end of its headers.
 HEAD_SECONDS = 30.0
 
 
 class TimedConnection(H11Protocol):
-    """uvicorn's HTTP connection; it is closed if it stays idle, or if headers do not come."""
+    """uvicorn's HTTP connection; it is closed if it stays idle, or if headers do not come.
 
-    _head_timer: asyncio.TimerHandle | None = None
+    Requests are read strictly, see `strict.py`.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self.conn = StrictConnection()
+        self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
