@@ -26,6 +26,7 @@ from quire.cli.usage import without_secrets
 from quire.client.async_client import AsyncClient
 from quire.client.client import DEFAULT_URL, Client
 from quire.errors import InvalidRequest
+from quire.pictures import Terminal, in_one_line, raw
 from quire.transport.connection import connect
 from quire.wire.arguments import MAX_AHEAD_SECONDS, QueueSettings
 from quire.wire.json_text import read_object
@@ -65,16 +66,23 @@ class Console:
 
     def table(self, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """Prints columns of text, each as wide as its longest cell."""
-        lines = [[str(cell) for cell in row] for row in (header, *rows)]
+        # On a terminal, a cell with a line end could look like a row of its own.
+        shown = in_one_line if isinstance(sys.stdout, Terminal) else str
+        lines = [[shown(str(cell)) for cell in row] for row in (header, *rows)]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         for line in lines:
             cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
             sys.stdout.write("  ".join(cells).rstrip() + "\n")
 
+    def clear(self) -> None:
+        """Clears the terminal, for what is printed in place."""
+        raw(sys.stdout).write("\x1b[H\x1b[2J")
+
     def progress(self, text: str) -> None:
         """Replaces the progress line; prints nothing without a terminal."""
         if self.has_terminal:
-            sys.stderr.write(f"\r\x1b[2K{text}")
+            raw(sys.stderr).write("\r\x1b[2K")
+            sys.stderr.write(text)
             sys.stderr.flush()
             self._has_line = True
 
@@ -93,8 +101,8 @@ class Console:
     def complain(self, error: object) -> None:
         """Prints an error on stderr, with or without a terminal."""
         self.end_progress()
-        mark = "\x1b[31merror:\x1b[0m" if self.has_color else "error:"
-        sys.stderr.write(f"{mark} {error}\n")
+        raw(sys.stderr).write("\x1b[31merror:\x1b[0m" if self.has_color else "error:")
+        sys.stderr.write(f" {error}\n")
 
 
 class WarningHandler(logging.Handler):

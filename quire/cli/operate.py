@@ -100,7 +100,7 @@ def run_top(arguments: argparse.Namespace, console: Console) -> int:
     while True:
         shards, tenants = _look(brokers), look_at_tenants(brokers)
         if in_place:
-            console.piece("\x1b[H\x1b[2J")
+            console.clear()
         _show(shards, tenants, console)
         console.piece("")
         looks += 1

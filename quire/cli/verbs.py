@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_USAGE
 from quire.cli.usage import Parser
+from quire.pictures import protect_terminals
 
 if TYPE_CHECKING:
     from quire.cli.console import Console
@@ -91,6 +92,7 @@ def run(arguments: list[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # An output may have characters that the terminal's encoding lacks.
         sys.stdout.reconfigure(errors="backslashreplace")
+    protect_terminals()
     verb = next((verb for verb in VERBS if arguments and arguments[0] == verb.name), None)
     if verb is None:
         # Without the flags of the verbs: those would need the modules of all verbs.

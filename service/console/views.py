@@ -9,6 +9,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from quire.pictures import PICTURES
 from service.console.reading.numbers import refusing_huge_numbers
 
 FOLDER = Path(__file__).parent / "templates"
@@ -20,13 +21,9 @@ LIVE_BLOCK = "live"
 #: Shown for what is not known.
 NOTHING = "\N{EN DASH}"
 
-#: Control characters, but for tab and line feed, as their pictures. HTML does not allow most of
-#: them, and a carriage return would be read as a line feed. Those that turn the direction of the
-#: text around could make it look like another one.
-_PICTURES: dict[int, int | str] = {code: 0x2400 + code for code in range(32) if code not in (9, 10)}
-_PICTURES |= {0x7F: 0x2421, **dict.fromkeys((*range(0x80, 0xA0), *range(0xD800, 0xE000)), 0xFFFD)}
-_PICTURES |= {code: f"[U+{code:04X}]" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
-
+#: HTML does not allow most control characters, and would read a carriage return as a line feed.
+#: UTF-8 has no surrogates.
+_PICTURES = {**PICTURES, **dict.fromkeys(range(0xD800, 0xE000), 0xFFFD)}
 
 #: How the badge of a state looks; all others look calm.
 TONES = {

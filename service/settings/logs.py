@@ -14,6 +14,7 @@ from typing import Literal, TextIO
 import structlog
 from structlog.typing import EventDict, Processor
 
+from quire.pictures import in_one_line, pictured
 from quire.tracing import TRACE_HEADER
 
 #: Libraries whose events below `warning` are not logged, because there are too many.
@@ -51,20 +52,24 @@ def configure_logs(
     if as_json:
         renderers: list[Processor] = [
             partial(_name_worker, worker=worker),
-            structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(),
         ]
     else:
         # The default traceback shows local variables, which may contain prompts.
         plain = structlog.dev.plain_traceback
         renderers = [
-            structlog.dev.ConsoleRenderer(colors=target.isatty(), exception_formatter=plain)
+            _show_control_characters,
+            structlog.dev.ConsoleRenderer(colors=target.isatty(), exception_formatter=plain),
         ]
     handler = logging.StreamHandler(target)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.format_exc_info,
+                *renderers,
+            ],
         )
     )
     root = logging.getLogger()
@@ -95,6 +100,13 @@ def take_over_libraries() -> None:
 
 def _name_worker(_: object, __: str, event: EventDict, *, worker: str | None) -> EventDict:
     return event if worker is None else {"worker": worker, **event}
+
+
+def _show_control_characters(_: object, __: str, event: EventDict) -> EventDict:
+    """A text may be of others, and a terminal would obey it. Other values are shown escaped."""
+    lines = {name: pictured(event[name]) for name in ("exception", "stack") if name in event}
+    texts = {name: in_one_line(text) for name, text in event.items() if isinstance(text, str)}
+    return {**event, **texts, **lines}
 
 
 def trace_ids(headers: Mapping[str, str]) -> dict[str, str]:

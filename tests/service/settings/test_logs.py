@@ -142,4 +142,24 @@ def test_a_traceback_shows_where_and_never_what_was_in_the_variables(style):
 
 
 def fail_over(prompt: str) -> None:
-    raise ValueError(len(prompt))
+    fail_with(len(prompt))
+
+
+def fail_with(reason: object) -> None:
+    raise ValueError(reason)
+
+
+def test_what_is_foreign_is_shown_on_a_terminal_and_not_obeyed():
+    stream = io.StringIO()
+    configure_logs(style="console", stream=stream)
+    foreign = "a\x1b]52;c;aGk=\x07\x9b\u202eb\nc"
+    log = structlog.get_logger("somewhere")
+    try:
+        fail_with(foreign)
+    except ValueError:
+        log.exception(foreign, reason=foreign, names=[foreign])
+    logging.getLogger("a library").warning(foreign)
+    text = stream.getvalue()
+    assert not {"\x1b", "\x07", "\x9b", "\u202e"} & {*text}
+    assert text.count("a␛]52;c;aGk=␇[U+009B][U+202E]b␊c") == 3
+    assert "ValueError: a␛]52;c;aGk=␇[U+009B][U+202E]b" in text
