@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -135,8 +136,9 @@ def _call(call: object, field: str) -> dict[str, Any]:
 
 
 def _arguments(arguments: object, field: str) -> dict[str, Any]:
+    """The arguments of an earlier call as an object. Its integers are exact."""
     if isinstance(arguments, dict):
-        return arguments
+        return _json_map(arguments, field)
     if not isinstance(arguments, str):
         raise InvalidRequest(field, "must be the JSON text of an object")
     if not arguments.strip():
@@ -150,6 +152,15 @@ def _arguments(arguments: object, field: str) -> dict[str, Any]:
     if fault is not None:
         raise InvalidRequest(field, f"{fault.path} {fault.message}")
     return read
+
+
+def _json_map(arguments: dict[str, Any], field: str) -> dict[str, Any]:
+    """Arguments that the caller sent as an object. A Python client may send what JSON has not."""
+    try:
+        json.dumps(arguments, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(field, f"cannot be written as JSON: {error}") from None
+    return arguments
 
 
 def _is_text(content: object) -> bool:

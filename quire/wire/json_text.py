@@ -1,7 +1,8 @@
 """Reads JSON from a caller strictly, and names the path of the first fault.
 
 Python's reader accepts NaN and Infinity, which JSON does not have. If a name comes twice in an
-object, it silently keeps the last value. Both are faults here.
+object, it silently keeps the last value. Both are faults here, and so are numbers beyond the range
+of floats, and integers of very many digits. All other integers are exact.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from typing import Any, NamedTuple
 
 from quire.errors import InvalidRequest
 
-#: The most digits of an integer that is converted; the same as Python's own limit. No field
-#: accepts an integer of more than 20 digits. A longer one is read as TOO_LARGE, so that its field
-#: refuses it by name.
+#: The most digits of an integer; the same as Python's own limit, as converting takes time in
+#: proportion to the square of their number.
 MAX_DIGITS = 4300
-TOO_LARGE = 1 << 64
+
+_TWICE = "comes twice in its object"
+_NOT_FINITE = "must be a finite number: JSON has no NaN and no Infinity"
+_TOO_LONG = f"must have at most {MAX_DIGITS} digits"
 
 
 class Fault(NamedTuple):
@@ -33,52 +36,75 @@ def read_object(text: str | bytes) -> tuple[dict[str, Any], Fault | None]:
 
     InvalidRequest for the field `body` if it is not JSON, or not an object.
     """
-    repeated: list[tuple[dict[str, Any], str]] = []
-    is_finite = True
-
-    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
-        value = dict(found)
-        if len(value) < len(found):
-            counts = Counter(name for name, _ in found)
-            repeated.append((value, next(name for name in counts if counts[name] > 1)))
-        return value
-
-    def number(text: str) -> float:
-        nonlocal is_finite
-        value = float(text)
-        is_finite = is_finite and math.isfinite(value)
-        return value
-
-    read = {"object_pairs_hook": pairs, "parse_float": number, "parse_constant": number}
-    value = _loaded(text, read)
-    if not isinstance(value, dict):
-        raise InvalidRequest("body", "is not an object")
-    if repeated:
-        owner, name = repeated[-1]
-        path = _path_of(value, lambda one: one is owner)
-        return value, Fault(f"{path}.{name}" if path else name, "comes twice in its object")
-    if not is_finite:
-        path = _path_of(value, lambda one: isinstance(one, float) and not math.isfinite(one))
-        return value, Fault(path, "must be a finite number: JSON has no NaN and no Infinity")
-    return value, None
-
-
-def _loaded(text: str | bytes, read: dict[str, Any]) -> Any:
+    reading = _Reading()
     try:
         try:
-            return json.loads(text, **read)
+            value = reading.value_of(text)
         except (json.JSONDecodeError, UnicodeDecodeError):
             raise
         except ValueError:
             # An integer has too many digits. `parse_int` is slow, so it is used only then.
-            return json.loads(text, parse_int=_integer, **read)
+            reading = _Reading()
+            value = reading.value_of(text, parse_int=reading.integer)
     # Too deep nesting raises RecursionError.
     except (ValueError, RecursionError) as error:
         raise InvalidRequest("body", f"is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise InvalidRequest("body", "is not an object")
+    return value, reading.fault_in(value)
 
 
-def _integer(text: str) -> int:
-    return int(text) if len(text) <= MAX_DIGITS else TOO_LARGE
+class _Reading:
+    """Reads one text, and notes what JSON or Quire does not allow in it."""
+
+    def __init__(self) -> None:
+        #: Objects with a name that comes twice, and that name.
+        self._repeated: list[tuple[dict[str, Any], str]] = []
+        #: The first number that cannot be used, which stands for it in the value, and why.
+        self._unusable: tuple[float, str] | None = None
+
+    def value_of(
+        self, text: str | bytes, *, parse_int: Callable[[str], float] | None = None
+    ) -> Any:
+        """The value of the text. ValueError or RecursionError if there is none."""
+        return json.loads(
+            text,
+            object_pairs_hook=self._object,
+            parse_int=parse_int,
+            parse_float=self._number,
+            parse_constant=self._number,
+        )
+
+    def integer(self, text: str) -> float:
+        """An integer; NaN if it has too many digits."""
+        return int(text) if len(text.lstrip("-")) <= MAX_DIGITS else self._nan(_TOO_LONG)
+
+    def fault_in(self, value: dict[str, Any]) -> Fault | None:
+        """The first fault in the value that was read."""
+        if self._repeated:
+            owner, name = self._repeated[-1]
+            path = _path_of(value, lambda one: one is owner)
+            return Fault(f"{path}.{name}" if path else name, _TWICE)
+        if self._unusable is not None:
+            number, message = self._unusable
+            return Fault(_path_of(value, lambda one: one is number), message)
+        return None
+
+    def _object(self, found: list[tuple[str, Any]]) -> dict[str, Any]:
+        value = dict(found)
+        if len(value) < len(found):
+            counts = Counter(name for name, _ in found)
+            self._repeated.append((value, next(name for name in counts if counts[name] > 1)))
+        return value
+
+    def _number(self, text: str) -> float:
+        value = float(text)
+        return value if math.isfinite(value) else self._nan(_NOT_FINITE)
+
+    def _nan(self, message: str) -> float:
+        number = float("nan")
+        self._unusable = self._unusable or (number, message)
+        return number
 
 
 def _path_of(value: Any, matches: Callable[[Any], bool]) -> str:

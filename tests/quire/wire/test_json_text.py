@@ -5,7 +5,7 @@ import tracemalloc
 import pytest
 
 from quire.errors import InvalidRequest
-from quire.wire.json_text import TOO_LARGE, Fault, read_object
+from quire.wire.json_text import MAX_DIGITS, Fault, read_object
 
 TWICE = "comes twice in its object"
 NOT_FINITE = "must be a finite number: JSON has no NaN and no Infinity"
@@ -30,9 +30,16 @@ def test_the_first_fault_is_named_by_its_path(text, fault):
     assert read_object(text.encode())[1] == fault
 
 
-def test_an_integer_of_any_length_is_left_to_its_field():
-    assert read_object(f'{{"a": {"9" * 5000}, "b": -7}}') == ({"a": TOO_LARGE, "b": -7}, None)
-    assert read_object(f'{{"a": {"9" * 30}}}')[0] == {"a": int("9" * 30)}
+def test_an_integer_is_exact_or_refused_by_its_path():
+    for number in ("9" * 30, "9" * MAX_DIGITS, "-" + "9" * MAX_DIGITS):
+        assert read_object(f'{{"a": {number}}}') == ({"a": int(number)}, None)
+    for number in ("9" * (MAX_DIGITS + 1), "-" + "1" * 100_000):
+        _, fault = read_object(f'{{"b": {"1" * 40}, "a": [{number}, NaN]}}')
+        assert fault == Fault("a.0", f"must have at most {MAX_DIGITS} digits")
+        _, fault = read_object(f'{{"b": {number}, "a": 1, "a": 2}}')
+        assert fault == Fault("a", TWICE)
+        _, fault = read_object(f'{{"b": [Infinity, {number}]}}')
+        assert fault == Fault("b.0", NOT_FINITE)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "7", b"\xff", "[" * 100_000, "{'a': 1}"])

@@ -118,6 +118,58 @@ def test_templates_get_the_arguments_of_earlier_calls_as_objects() -> None:
     assert messages[2] == result
 
 
+def called_with(arguments: Any) -> list[dict[str, Any]]:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return [*CHAT["messages"], {"role": "assistant", "content": None, "tool_calls": [call]}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [
+        ('{"a": 123456789012345678901234567890}', 123456789012345678901234567890),
+        (f'{{"a": {"9" * 4300}}}', 10**4300 - 1),
+        (f'{{"a": -{"9" * 4300}}}', 1 - 10**4300),
+        ('{"a": [{"b": 18446744073709551616}]}', [{"b": 1 << 64}]),
+        ('{"a": 0.1}', 0.1),
+        ('{"a": -1.5e300}', -1.5e300),
+        ({"a": (1 << 64) - 1}, (1 << 64) - 1),
+    ],
+    ids=lambda one: str(type(one)),
+)
+def test_numbers_of_earlier_calls_are_exact(arguments: Any, value: Any) -> None:
+    sent = GenerationRequest(
+        kind="chat.completions", body={"messages": called_with(arguments)}
+    ).encode()
+    messages = GenerationRequest.decode(sent).parse_body().messages
+    assert messages is not None
+    assert messages[1]["tool_calls"][0]["function"]["arguments"] == {"a": value}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (f'{{"a": {"9" * 5000}}}', "a must have at most 4300 digits"),
+        (f'{{"b": 1, "a": [{{"c": -{"9" * 5000}}}]}}', "a.0.c must have at most 4300 digits"),
+        ('{"a": 1e400}', "a must be a finite number"),
+        ('{"a": NaN}', "a must be a finite number"),
+        ('{"a": {"b": 1, "b": 2}}', "a.b comes twice"),
+        ('{"a": ' + "[" * 100_000, "is not JSON"),
+        ("[1]", "is not an object"),
+        ({"a": float("nan")}, "cannot be written as JSON"),
+        ({"a": b"x"}, "cannot be written as JSON"),
+        ({"a": 10**5000}, "cannot be written as JSON"),
+    ],
+    ids=lambda one: str(one)[:30] if isinstance(one, str) else str(type(one)),
+)
+def test_arguments_that_no_template_could_get_as_they_are_are_refused_by_their_path(
+    arguments: Any, reason: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        build_request({"messages": called_with(arguments)}, tenant="t", now_ms=None)
+    assert caught.value.field == "body.messages.1.tool_calls.0.function.arguments"
+    assert reason in caught.value.message
+
+
 def test_nothing_is_declared_where_nothing_may_be_called() -> None:
     assert parsed(tools=[NOW], tool_choice="none").tools is None
     assert parsed(tools=[]).tools is None

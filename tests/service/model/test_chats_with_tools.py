@@ -68,6 +68,29 @@ def test_the_ids_are_those_of_the_library(folder: Path, model: ModelTokenizer) -
     assert list(ids) == library_ids(folder, messages, tools=[TOOL])
 
 
+def test_an_integer_of_any_size_reaches_the_prompt_exactly(
+    folder: Path, model: ModelTokenizer
+) -> None:
+    for number in (1 << 64, 10**29 + 7, 10**4299 + 7, -(10**4299) - 7):
+        function = {"name": "f", "arguments": {"n": number}}
+        said = SAID | {"tool_calls": [{"type": "function", "function": function}]}
+        ids = model.encode_chat([ASK, said], created_ms=0).token_ids
+        assert f'"arguments": {{"n": {number}}}' in model.backend.decode(ids)
+        assert list(ids) == library_ids(folder, [ASK, said])
+
+
+def test_arguments_that_are_nested_too_deep_for_a_template_are_answered(
+    model: ModelTokenizer,
+) -> None:
+    nested: Any = 1
+    for _ in range(990):
+        nested = [nested]
+    function = {"name": "f", "arguments": {"n": nested}}
+    said = SAID | {"tool_calls": [{"type": "function", "function": function}]}
+    with pytest.raises(InvalidRequest, match=r"body\.messages: .*recursion"):
+        model.encode_chat([ASK, said], created_ms=0)
+
+
 def test_variables_reach_the_template(folder: Path, model: ModelTokenizer) -> None:
     arguments = {"enable_thinking": False, "unknown": 1}
     ids = model.encode_chat([ASK], created_ms=0, arguments=arguments).token_ids

@@ -283,7 +283,8 @@ BAD_FIELDS = [
     ({"service_tier": "gold"}, "service_tier"),
     ({"messages": []}, "messages"),
     ({"nothing_known": 1}, "nothing_known"),
-
+    ({"input": [{"type": "function_call", "call_id": "c", "name": "f",
+                 "arguments": '{"a": ' + "9" * 5000 + "}"}]}, "input.0.arguments"),
 ]  # fmt: skip
 
 
