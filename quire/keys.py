@@ -70,7 +70,7 @@ hash tag: a whole shard lies in one slot, so that every transition can be one sc
                                  which worker claimed the last turn of it. Expires after a day.
     g:<group>           hash     state -> number of the group's requests in it.
     gm:<group>          set      the group's requests that have not ended.
-    ge:<group>          stream   the ends of the group's requests, in order: id, state.
+    ge:<group>          stream   the ends of the group's requests, in order: id, state, tenant.
     ends                stream   the ends of the requests, in order, one entry for each: id, tenant,
                                  priority, submitted_ms, tokens (those of the log), state, and
                                  `done` as in the output log. The script that writes the terminal

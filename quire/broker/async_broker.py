@@ -13,7 +13,7 @@ from quire.broker import grouping, reading, telling
 from quire.broker.absence import absence
 from quire.broker.async_reader import AsyncReader
 from quire.broker.async_shard import AsyncShard, taking_turns
-from quire.broker.grouping import FIRST_POSITION, GroupEnd, at_most
+from quire.broker.grouping import FIRST_POSITION, GroupEnd, GroupProgress, at_most
 from quire.broker.producing import cancelling, discarding, script_settings, submitting
 from quire.broker.telling import Delivery
 from quire.broker.waits import MAX_ENTRIES_PER_STREAM
@@ -146,6 +146,10 @@ class AsyncBroker(AsyncShard):
     async def group_counts(self, group: str) -> dict[State, int]:
         """See `Broker.group_counts`."""
         return await self._run(grouping.group_counts(self.keys, group))
+
+    async def group_progress(self, group: str) -> GroupProgress:
+        """See `Broker.group_progress`."""
+        return await self._run(grouping.group_progress(self.keys, group))
 
     async def open_members(self, group: str) -> list[str]:
         """See `Broker.open_members`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,11 +33,27 @@ _LAST_NUMBER = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class GroupEnd:
-    """One member of a group has ended. `position` is the cursor to read on from."""
+    """One member of a group has ended. `position` is the cursor to read on from.
+
+    `tenant` is None if a program of an earlier version has written the end.
+    """
 
     position: str
     request_id: str
     state: State
+    tenant: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupProgress:
+    """The part of a group in one shard: its requests by state, and their ends so far.
+
+    A request that was queued again after its end may have several ends.
+    """
+
+    counts: Mapping[State, int]
+    num_ends: int
+    last_end: GroupEnd | None
 
 
 class EndsCursor:
@@ -80,6 +96,10 @@ class Grouping(Shard):
     def group_counts(self, group: str) -> dict[State, int]:
         """How many of the group's requests are in each state; empty if the group does not exist."""
         return self._run(group_counts(self.keys, group))
+
+    def group_progress(self, group: str) -> GroupProgress:
+        """The counts of the group, how many ends it has had, and the last one."""
+        return self._run(group_progress(self.keys, group))
 
     def open_members(self, group: str) -> list[str]:
         """The ids of the group's requests that have not ended, sorted."""
@@ -124,6 +144,15 @@ def group_counts(keys: Keys, group: str) -> Procedure[dict[State, int]]:
     return counts_of(fields)
 
 
+def group_progress(keys: Keys, group: str) -> Procedure[GroupProgress]:
+    """See `Grouping.group_progress`."""
+    counts, _, ends = keys.of_group(group)
+    reads = command("hgetall", counts), command("xlen", ends), command("xrevrange", ends, count=1)
+    fields, num_ends, newest = yield RoundTrip(reads)
+    last_end = next(iter(ends_in(newest)), None)
+    return GroupProgress(counts_of(fields), num_ends, last_end)
+
+
 def open_members(keys: Keys, group: str) -> Procedure[list[str]]:
     """See `Grouping.open_members`."""
     _, members, _ = keys.of_group(group)
@@ -146,7 +175,7 @@ def read_ends(
     (reply,) = yield read_streams(
         {ends: after}, count=MAX_ENDS_PER_READ, block_seconds=block_seconds
     )
-    return ends_of(reply)
+    return [end for _, entries in entries_by_stream(reply) for end in ends_in(entries)]
 
 
 def cancel_many(keys: Keys, request_ids: Sequence[str]) -> Procedure[dict[str, State]]:
@@ -198,12 +227,16 @@ def counts_of(fields: Mapping[bytes, bytes]) -> dict[State, int]:
     return {state: count for state, count in counts.items() if count}
 
 
-def ends_of(reply: Any) -> list[GroupEnd]:
-    """Reads the reply to an XREAD of the ends of one group. ProtocolError."""
+def ends_in(entries: Iterable[Any]) -> list[GroupEnd]:
+    """Reads entries of the ends of one group. ProtocolError."""
     with reading("an end in the group"):
         return [
-            GroupEnd(entry_id.decode(), fields[b"id"].decode(), State(fields[b"state"].decode()))
-            for _, entries in entries_by_stream(reply)
+            GroupEnd(
+                entry_id.decode(),
+                fields[b"id"].decode(),
+                State(fields[b"state"].decode()),
+                fields[b"tenant"].decode() if b"tenant" in fields else None,
+            )
             for entry_id, fields in entries
         ]
 

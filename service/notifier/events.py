@@ -2,15 +2,18 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from quire.broker.grouping import GroupEnd, GroupProgress
 from quire.openai.responses.call import RESPONSE_ID
 from quire.openai.responses.resource import status_at_end
 from quire.records import State
 from quire.wire.ends import BatchEnd, End
+from quire.wire.output import split_entry_id
 
 #: The types by what has ended. Those of responses and batches are the ones of OpenAI's API.
 REQUEST_EVENTS = (*("request.completed", "request.failed", "request.cancelled", "request.expired"),)
@@ -68,20 +71,30 @@ def event_of_batch(end: BatchEnd, *, queue: str) -> Event:
     return _event(kind, data, tenant=end.tenant, ended_at=end.ended_at, parts=parts)
 
 
-def event_of_group(end: End, counts: Mapping[State, int], *, queue: str) -> Event:
-    """The webhook of a group that has no open member; `end` is one of the last.
+def event_of_group(group: str, parts: Iterable[GroupProgress], *, queue: str, tenant: str) -> Event:
+    """The webhook of a group that has no open member, from its `parts` in all shards.
 
-    Members may be added later, and then the group ends again. So the id is a function of queue,
-    group and the number of its members.
+    It is about the end that came last, which has the tenant `tenant` unless it names its own. At
+    least one part has an end.
+
+    Members may be added or queued again later, and then the group ends again. So the id is a
+    function of queue, group and the number of ends.
     """
-    assert end.group is not None
+    counts, ends, num_ends = Counter[State](), list[GroupEnd](), 0
+    for part in parts:
+        counts.update(part.counts)
+        num_ends += part.num_ends
+        ends += [part.last_end] if part.last_end else []
+    last = max(ends, key=lambda end: (split_entry_id(end.position.encode()), end.request_id))
     data = {
         "queue": queue,
-        "group": end.group,
+        "group": group,
         "counts": {str(state): count for state, count in sorted(counts.items())},
     }
-    parts = (queue, end.group, "group", str(sum(counts.values())))
-    return _event(GROUP_ENDED, data, tenant=end.tenant, ended_at=end.ended_at, parts=parts)
+    ended_ms, _ = split_entry_id(last.position.encode())
+    names = (queue, group, "group", str(num_ends))
+    tenant = last.tenant or tenant
+    return _event(GROUP_ENDED, data, tenant=tenant, ended_at=ended_ms / 1000, parts=names)
 
 
 def _event(

@@ -2,16 +2,16 @@
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import structlog
 from redis.exceptions import RedisError
 
 from quire.broker.async_broker import AsyncBroker
+from quire.broker.grouping import GroupProgress
 from quire.broker.telling import Delivery
-from quire.errors import QuireError
-from quire.records import State
+from quire.errors import ProtocolError, QuireError
+from quire.transport.connection import is_refused
 from quire.wire.ends import End
 from service.notifier.deliveries import Deliveries
 from service.notifier.endpoints import Endpoint
@@ -92,20 +92,38 @@ class Intake:
         for batch in delivery.batches:
             await self._add(event_of_batch(batch, queue=queue))
         # One end of each group, the last one, so that the end of the group is found after all.
-        for end in {end.group: end for end in delivery.ends if end.group}.values():
-            await self._end_group(end)
+        for group, end in {end.group: end for end in delivery.ends if end.group}.items():
+            try:
+                await self._end_group(group, end)
+            except QuireError as error:
+                if not (isinstance(error, ProtocolError) or is_refused(error)):
+                    raise
+                # A group that cannot be read must not hold up the others.
+                self._drop("the group cannot be read", group=group, error=str(error))
         await self._broker.acknowledge(GROUP, delivery.positions)
 
-    async def _end_group(self, end: End) -> None:
-        """Keeps the webhook of a group without an open member in any shard."""
-        assert end.group is not None
-        if not self._wants(end.tenant, GROUP_ENDED):
+    async def _end_group(self, group: str, end: End) -> None:
+        """Keeps the webhook of a group without an open member in any shard.
+
+        It is the same whichever end of the group led here.
+        """
+        if not any(GROUP_ENDED in endpoint.events for endpoint in self._endpoints.values()):
             return
-        counts = Counter[State]()
-        for broker in self._brokers:
-            counts.update(await broker.group_counts(end.group))
-        if all(state.is_terminal for state in counts):
-            await self._add(event_of_group(end, counts, queue=self._broker.keys.queue))
+        parts = await self._parts_of(group)
+        # The parts are read one after the other. Only if none has changed they were once all so. If
+        # one has, another end comes, which leads here again.
+        if any(not state.is_terminal for part in parts for state in part.counts) or (
+            parts != await self._parts_of(group)
+        ):
+            return
+        if any(part.last_end for part in parts):
+            queue = self._broker.keys.queue
+            await self._add(event_of_group(group, parts, queue=queue, tenant=end.tenant))
+        else:
+            self._drop("the group has expired", group=group)
+
+    async def _parts_of(self, group: str) -> list[GroupProgress]:
+        return [await broker.group_progress(group) for broker in self._brokers]
 
     async def _add(self, event: Event) -> None:
         if not self._wants(event.tenant, event.type):
@@ -113,8 +131,11 @@ class Intake:
         elif await self._deliveries.add(event):
             self._metrics.count_end("kept")
         else:
-            self._metrics.count_end("dropped")
-            _log.error("a webhook is dropped: too many wait", tenant=event.tenant, type=event.type)
+            self._drop("too many wait", tenant=event.tenant, type=event.type)
+
+    def _drop(self, reason: str, **what: str) -> None:
+        self._metrics.count_end("dropped")
+        _log.error(f"a webhook is dropped: {reason}", **what)
 
     def _wants(self, tenant: str, kind: str) -> bool:
         endpoint = self._endpoints.get(tenant)

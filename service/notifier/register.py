@@ -20,7 +20,8 @@ NOTIFIER_REGISTER: tuple[Family, ...] = (
         "quire_notifier_ends_total",
         {"fate": FATES},
         "Ends by what became of them. kept: a webhook waits to be posted. unwanted: no endpoint "
-        "asks for it. dropped: too many webhooks of its tenant wait.",
+        "asks for it. dropped: too many webhooks of its tenant wait, or its group has expired or "
+        "cannot be read.",
     ),
     Family(
         "counter",

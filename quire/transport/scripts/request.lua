@@ -69,7 +69,7 @@ local function booked(id)
   return { state = state, tokens = tokens, tenant = tenant }
 end
 
-local function book_in_group(keys, id, from, to)
+local function book_in_group(keys, id, from, to, tenant)
   -- A request that is queued again after its end may find the keys of its group expired.
   if tonumber(redis.call('HGET', keys.group, from) or '0') > 0 then
     redis.call('HINCRBY', keys.group, from, -1)
@@ -79,7 +79,7 @@ local function book_in_group(keys, id, from, to)
     redis.call('SADD', keys.members, id)
   else
     redis.call('SREM', keys.members, id)
-    redis.call('XADD', keys.ended, '*', 'id', id, 'state', to)
+    redis.call('XADD', keys.ended, '*', 'id', id, 'state', to, 'tenant', tenant)
   end
 end
 
@@ -107,7 +107,7 @@ local function book(keys, id, from, to, tokens, tenant)
     leave_session(id)
   end
   if keys.group and from ~= to then
-    book_in_group(keys, id, from, to)
+    book_in_group(keys, id, from, to, tenant)
   end
 end
 

@@ -1,0 +1,145 @@
+"""The webhook of a group has one content under one id, whichever notifier handles which end."""
+
+import asyncio
+import json
+
+import pytest
+
+from quire.broker.async_broker import AsyncBroker, connect_async
+from quire.broker.broker import Broker
+from quire.broker.telling import Delivery
+from service.notifier.deliveries import Deliveries
+from service.notifier.endpoints import Endpoint
+from service.notifier.events import GROUP_ENDED, REQUEST_EVENTS
+from service.notifier.intake import Intake
+from service.notifier.metrics import NotifierMetrics
+from tests.quire.builders import claim_next, make_request, pass_moment
+
+pytestmark = pytest.mark.real_redis
+
+TENANTS = ("acme", "blue", "default")
+
+
+class Notifiers:
+    """Intakes of one shard each; every webhook is posted at once."""
+
+    def __init__(self, connection, queue: str, *, shards: int = 1) -> None:
+        self._connection = connection
+        self.brokers = [AsyncBroker(connection, queue=queue, shard=n) for n in range(shards)]
+
+    async def handle(self, delivery: Delivery, *, shard: int = 0, events=(GROUP_ENDED,)) -> list:
+        """The webhooks that a new notifier posts: (tenant, body)."""
+        wanted = frozenset(events)
+        endpoints = {name: Endpoint(name, "https://a.example", (), wanted) for name in TENANTS}
+        broker, metrics = self.brokers[shard], NotifierMetrics(num_open_circuits=int)
+        deliveries = Deliveries(self._connection, broker.keys, most_per_tenant=99, life_ms=60_000)
+        intake = Intake(self.brokers, broker, deliveries, endpoints, "one", metrics=metrics)
+        await intake.keep(delivery)
+        taken = await deliveries.take(count=99, lease_seconds=60)
+        for one in taken.pending:
+            await deliveries.forget(one.tenant, one.webhook_id)
+        return [(one.tenant, json.loads(one.body)) for one in taken.pending]
+
+
+def handled(redis_url, queue, *deliveries, shards=1, events=(GROUP_ENDED,)) -> list[list]:
+    """What is posted for each of these deliveries, (shard, delivery), one after the other."""
+
+    async def work():
+        async with connect_async(redis_url) as connection:
+            notifiers = Notifiers(connection, queue, shards=shards)
+            return [
+                await notifiers.handle(delivery, shard=shard, events=events)
+                for shard, delivery in deliveries
+            ]
+
+    return asyncio.run(work())
+
+
+def ends_of(broker) -> list[Delivery]:
+    """A delivery for each end of this shard alone."""
+    return [Delivery([end], [end.position]) for end in broker.told(after="0-0")]
+
+
+def end(broker: Broker, name: str, *, tenant: str) -> None:
+    broker.submit(make_request(id=name, tenant=tenant))
+    broker.cancel(name)
+    pass_moment(broker)
+
+
+def test_each_end_of_a_group_tells_the_end_that_came_last(queue, redis_url):
+    broker = queue.broker
+    for name, tenant in (("g~a", "acme"), ("g~b", "blue"), ("g~c", "default"), ("g~d", "blue")):
+        end(broker, name, tenant=tenant)
+    last = broker.told(after="0-0")[-1]
+    posts = handled(redis_url, broker.keys.queue, *((0, one) for one in reversed(ends_of(broker))))
+    ((tenant, body),) = posts[0]
+    assert (tenant, body["data"]["counts"]) == ("blue", {"cancelled": 4})
+    assert body["created_at"] == pytest.approx(last.ended_at, abs=1.1)
+    assert posts == [posts[0]] * 4
+
+
+def test_so_do_the_notifiers_of_other_shards(queue, redis_url):
+    shards = [Broker(queue.connection, queue=queue.broker.keys.queue, shard=n) for n in range(2)]
+    end(shards[0], "g~a", tenant="acme")
+    end(shards[1], "g~b", tenant="blue")
+    first, second = handled(
+        redis_url,
+        queue.broker.keys.queue,
+        *((shard, one) for shard in range(2) for one in ends_of(shards[shard])),
+        shards=2,
+    )
+    assert first == second
+    assert [tenant for tenant, _ in first] == ["blue"]
+    for key in queue.connection.scan_iter(match=f"{shards[1].keys.prefix}:*"):
+        queue.connection.delete(key)
+
+
+def test_a_group_that_ends_again_has_another_id(queue, redis_url):
+    broker = queue.broker
+    end(broker, "g~a", tenant="acme")
+    broker.submit(make_request(id="g~b", tenant="acme"))
+    broker.dead_letter(claim_next(broker).claim, "undecodable")
+    (letter,) = broker.dead_letters()
+    first, _ = ends_of(broker)
+    ((before,),) = handled(redis_url, broker.keys.queue, (0, first))
+    pass_moment(broker)
+    broker.requeue(letter, keep_tokens=True)
+    assert handled(redis_url, broker.keys.queue, (0, first)) == [[]]
+    # As before, so that only the time of the end differs.
+    broker.dead_letter(claim_next(broker).claim, "undecodable")
+    ((after,),) = handled(redis_url, broker.keys.queue, (0, first))
+    assert before[1]["data"] == after[1]["data"]
+    assert before[1]["id"] != after[1]["id"]
+
+
+def test_the_end_of_a_group_of_an_earlier_version_goes_to_the_tenant_of_a_member(queue, redis_url):
+    broker = queue.broker
+    end(broker, "g~a", tenant="acme")
+    _, _, ends = broker.keys.of_group("g")
+    ((entry_id, fields),) = queue.connection.xrange(ends)
+    assert fields.pop(b"tenant") == b"acme"
+    queue.connection.delete(ends)
+    queue.connection.xadd(ends, fields, id=entry_id)
+    queue.connection.expire(ends, 60)
+    ((post,),) = handled(redis_url, broker.keys.queue, *((0, one) for one in ends_of(broker)))
+    assert post[0] == "acme"
+
+
+@pytest.mark.parametrize("loss", ["expired", "damaged", "another type"])
+def test_a_group_that_cannot_be_read_is_not_told_and_holds_up_nothing(
+    queue, redis_url, loss, caplog
+):
+    broker = queue.broker
+    end(broker, "g~a", tenant="acme")
+    (delivery,) = ends_of(broker)
+    counts, *_ = keys = broker.keys.of_group("g")
+    if loss == "damaged":
+        queue.connection.hset(counts, "cancelled", "many")
+    else:
+        queue.connection.delete(*keys)
+    if loss == "another type":
+        queue.connection.set(counts, "mine", ex=60)
+    events = (*REQUEST_EVENTS, GROUP_ENDED)
+    (posts,) = handled(redis_url, broker.keys.queue, (0, delivery), events=events)
+    assert [body["type"] for _, body in posts] == ["request.cancelled"]
+    assert "a webhook is dropped" in caplog.text
