@@ -142,6 +142,11 @@ class Job:
     def _validate(self, source: Path) -> str | None:
         """Check the input; the status if the batch has failed by it."""
         settings = self._settings
+        file = self._records.run(ledger.read_file(self._keys, self._record.input_file_id))
+        num_bytes = source.stat().st_size
+        if file is not None and num_bytes != file.num_bytes:
+            message = f"the storage has {num_bytes} of the {file.num_bytes} bytes of the input file"
+            return self._fail({"code": "input_file_missing", "message": message})
         validator = Validator(
             self._record.endpoint,
             max_lines=settings.max_lines,

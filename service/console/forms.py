@@ -75,6 +75,9 @@ async def fields_of(request: Request) -> list[tuple[str, str]]:
     kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         raise HTTPException(415, "A form must be application/x-www-form-urlencoded.")
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        detail = "Content-Encoding: a form must not be compressed."
+        raise HTTPException(415, detail, {"Accept-Encoding": "identity"})
     body = bytearray()
     async for part in request.stream():
         body += part

@@ -16,6 +16,7 @@
     409     cancelled                                   the request was cancelled
             output_rewound                              Redis has lost tokens the caller has
     413     body_too_large, file_too_large
+    415     unsupported_encoding                        the body, or a part of a form, is compressed
     422     idempotency_key_reused                      an earlier call with the key was different
     429     queue_full                                  a limit of queue or tenant is reached
             too_many_open_answers                       a limit of tenant or model here is reached
@@ -125,6 +126,14 @@ def key_reused() -> Refusal:
     """The refusal of a call whose idempotency key, and so its id, is that of another call."""
     message = "an earlier call with this idempotency key was different; give each call its own key"
     return Refusal(422, "idempotency_key_reused", message)
+
+
+def unsupported_encoding(header: str) -> Refused:
+    """The refusal of a body, or of a part of a form, that `header` says is encoded."""
+    message = f"{header}: bodies are read as they are; send this one without an encoding"
+    # RFC 9110 asks for the header in this answer.
+    headers = {"Accept-Encoding": "identity"}
+    return Refused(Refusal(415, "unsupported_encoding", message, param=header, headers=headers))
 
 
 def unknown_model(message: str) -> Refusal:

@@ -23,9 +23,10 @@ from quire.tracing import TRACE_HEADER
 from quire.wire.arguments import MAX_AHEAD_SECONDS
 from quire.wire.protocol import Priority, is_session_id
 from service.gateway.http.tasks import HungUp
-from service.gateway.refusals import Refusal, Refused
+from service.gateway.refusals import Refusal, Refused, unsupported_encoding
 from service.settings.logs import trace_ids
 
+ENCODING = "Content-Encoding"
 IDEMPOTENCY_KEY = "Idempotency-Key"
 PRIORITY = "X-Quire-Priority"
 DEADLINE = "X-Quire-Deadline"
@@ -122,6 +123,7 @@ async def body_of(request: Request, *, max_bytes: int, timeout_seconds: float) -
 
     `max_bytes` is its greatest length, `timeout_seconds` the time in which all of it must arrive.
     """
+    refuse_encoding(request)
     announced = request.headers.get("Content-Length", "")
     if announced.isdigit() and int(announced[:20]) > max_bytes:
         raise _too_large(max_bytes)
@@ -138,6 +140,13 @@ async def body_of(request: Request, *, max_bytes: int, timeout_seconds: float) -
     except ClientDisconnect:
         raise HungUp from None
     return bytes(body)
+
+
+def refuse_encoding(request: Request) -> None:
+    """Refused for a compressed body: a small one could become any size."""
+    for encoding in request.headers.getlist(ENCODING):
+        if encoding.strip().lower() not in ("", "identity"):
+            raise unsupported_encoding(ENCODING)
 
 
 def _too_large(max_bytes: int) -> Refused:

@@ -16,7 +16,8 @@ from starlette.requests import ClientDisconnect, Request
 
 from quire.errors import InvalidRequest
 from service.gateway.http.tasks import HungUp
-from service.gateway.refusals import Refusal, Refused
+from service.gateway.refusals import Refusal, Refused, unsupported_encoding
+from service.gateway.requests import refuse_encoding
 
 #: The name of the part with the file.
 FILE = "file"
@@ -29,6 +30,12 @@ MAX_FILENAME = 255
 
 #: Bytes of a form beside its file: the headers and the other parts.
 FORM_BYTES = 64 << 10
+
+#: The headers of a part that say how its bytes are encoded, and the values that change nothing.
+_PLAIN = {
+    b"content-encoding": (b"", b"identity"),
+    b"content-transfer-encoding": (b"", b"7bit", b"8bit", b"binary"),
+}
 
 #: The caller must send something within this time.
 Callback = Callable[..., None]
@@ -63,6 +70,9 @@ class Receiver:
         self._disposition = b""
         self._name = ""
         self._value = bytearray()
+        self._has_ended = False
+        #: The end of a form, and the last bytes that came, which may hold the first part of it.
+        self._end, self._last = b"\r\n--%b--" % boundary, b""
         try:
             self._parser = MultipartParser(boundary, self._callbacks())
         except FormParserError as error:
@@ -82,17 +92,24 @@ class Receiver:
 
     def feed(self, data: bytes) -> None:
         """Take the next part of the body."""
-        try:
-            self._parser.write(data)
-        except FormParserError as error:
-            raise InvalidRequest("body", f"is not a form: {error}") from None
+        rest = data
+        if not self._has_ended:
+            try:
+                self._parser.write(data)
+            except FormParserError as error:
+                raise InvalidRequest("body", f"is not a form: {error}") from None
+            recent = self._last + data
+            self._last = recent[-len(self._end) :]
+            rest = recent.partition(self._end)[2] if self._has_ended else b""
+        # The parser ignores it. It is a part of the file if that holds the boundary.
+        if rest.strip():
+            raise InvalidRequest("body", "has more than line ends after the last boundary")
 
     def end(self) -> Form:
-        """The form, once its body is complete. InvalidRequest for one without a file."""
-        try:
-            self._parser.finalize()
-        except FormParserError as error:
-            raise InvalidRequest("body", f"is not a form: {error}") from None
+        """The form, once its body is complete. InvalidRequest for one that is cut off."""
+        if not self._has_ended:
+            # The parser takes the end of the body for the end of the file.
+            raise InvalidRequest("body", "ends without the last boundary of its form")
         if not self.form.has_file:
             raise InvalidRequest(f"body.{FILE}", "is missing")
         self._file.flush()
@@ -107,7 +124,11 @@ class Receiver:
             "on_header_value": self._take_header_value,
             "on_header_end": self._end_header,
             "on_headers_finished": self._end_headers,
+            "on_end": self._end_form,
         }
+
+    def _end_form(self) -> None:
+        self._has_ended = True
 
     def _begin_part(self) -> None:
         self._disposition, self._name = b"", ""
@@ -120,8 +141,11 @@ class Receiver:
         self._header_value += data[start:end]
 
     def _end_header(self) -> None:
-        if self._header_name.lower() == b"content-disposition":
-            self._disposition = self._header_value
+        name, value = self._header_name.lower(), self._header_value
+        if name == b"content-disposition":
+            self._disposition = value
+        elif name in _PLAIN and value.strip().lower() not in _PLAIN[name]:
+            raise unsupported_encoding(_text(self._header_name))
         self._header_name = self._header_value = b""
 
     def _end_headers(self) -> None:
@@ -164,6 +188,7 @@ async def receive_form(
     A caller may take as long as it needs for the whole body, but must send something within
     `patience_seconds`. InvalidRequest, Refused, HungUp, OSError.
     """
+    refuse_encoding(request)
     announced = request.headers.get("Content-Length", "")
     if announced.isdigit() and int(announced[:20]) > max_file_bytes + FORM_BYTES:
         raise too_large(max_file_bytes)

@@ -74,6 +74,21 @@ def test_a_bad_file_fails_the_batch_and_names_the_lines(front, lines, codes):
     assert front.openai.files.delete(made.input_file_id).deleted, "no batch uses it any more"
 
 
+@pytest.mark.parametrize("num_lines", [0, 1])
+def test_an_input_that_the_storage_has_lost_in_part_fails_the_batch(front, num_lines):
+    """With fewer lines than its caller sent, it would look complete."""
+    made = create(front.openai, line("a"), line("b"))
+    content = front.folder / "files" / made.input_file_id
+    kept = content.read_bytes().splitlines(keepends=True)[:num_lines]
+    content.unlink()
+    if kept:
+        content.write_bytes(b"".join(kept))
+    with batcher_of(front.queue, front.folder):
+        batch = ended(front.openai, made.id)
+    assert batch.status == "failed"
+    assert [error.code for error in batch.errors.data] == ["input_file_missing"]
+
+
 def test_a_model_that_no_record_can_hold_fails_its_line_alone(front, worker):
     made = create(front.openai, line("bad", model="\ud800"), line("good"))
     with batcher_of(front.queue, front.folder):

@@ -2,13 +2,15 @@
 
 import io
 import json
+import socket
 import threading
 
 import pytest
 from openai import APIStatusError, BadRequestError, NotFoundError, OpenAI
 
-from tests.service.builders import eventually
+from tests.service.builders import PATIENCE_SECONDS, eventually
 from tests.service.gateway.builders import GatewayThread
+from tests.service.gateway.http.test_early_answers import read_all
 
 LINES = b'{"custom_id": "a"}\n' * 3
 
@@ -94,6 +96,78 @@ def test_a_body_that_is_no_form_is_refused(gateway: GatewayThread, tmp_path):
     broken = gateway.ask("POST", "/v1/files", b"no boundary at all", Content_Type=kind)
     assert broken.status == 400
     assert contents(tmp_path) == []
+
+
+KIND = "multipart/form-data; boundary=b"
+PURPOSE = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+HEAD = b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n'
+FORM = PURPOSE + HEAD + b"\r\n" + LINES + b"\r\n--b--\r\n"
+
+
+def test_a_form_that_is_cut_off_is_refused_wherever_that_is(gateway, openai, tmp_path):
+    last = FORM.rindex(b"--\r\n")
+    for size in (*range(1, last, 7), *range(last - 8, last + 2)):
+        cut = gateway.ask("POST", "/v1/files", FORM[:size], Content_Type=KIND)
+        assert (cut.status, cut.error["code"]) == (400, "invalid_request"), FORM[:size]
+    assert contents(tmp_path) == []
+    assert openai.files.list().data == []
+    # The line end after the last boundary may be missing.
+    assert gateway.ask("POST", "/v1/files", FORM[: last + 2], Content_Type=KIND).status == 200
+
+
+@pytest.mark.parametrize("size", [1, 3, 1 << 20])
+def test_a_form_that_goes_on_after_its_end_is_refused(gateway, tmp_path, size):
+    # The file has the boundary of its form in it, so it seems to end early.
+    body = FORM + LINES + b"\r\n--b--\r\n"
+    parts = (body[first : first + size] for first in range(0, len(body), size))
+    refused = gateway.ask("POST", "/v1/files", parts, Content_Type=KIND)
+    assert (refused.status, refused.error["code"]) == (400, "invalid_request")
+    assert "after the last boundary" in refused.error["message"]
+    assert contents(tmp_path) == []
+    parts = (FORM[first : first + size] for first in range(0, len(FORM), size))
+    assert gateway.ask("POST", "/v1/files", parts, Content_Type=KIND).body["bytes"] == len(LINES)
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        [f"Content-Length: {len(FORM) + 1}"],
+        [f"Content-Length: {len(FORM) - 20}"],
+        ["Transfer-Encoding: chunked"],
+    ],
+)
+def test_a_body_that_is_shorter_than_its_length_leaves_nothing(gateway, openai, tmp_path, lengths):
+    lines = ["POST /v1/files HTTP/1.1", "Host: x", f"Content-Type: {KIND}", *lengths, "", ""]
+    is_chunked = lengths[0].endswith("chunked")
+    # The last chunk, of size 0, never comes.
+    body = b"%x\r\n%b\r\n" % (len(FORM), FORM) if is_chunked else FORM
+    with socket.create_connection(("127.0.0.1", gateway.port), PATIENCE_SECONDS) as caller:
+        caller.sendall("\r\n".join(lines).encode() + body)
+        caller.shutdown(socket.SHUT_WR)
+        assert b" 200 " not in read_all(caller)
+    eventually(lambda: contents(tmp_path) == [], "the part that came is deleted")
+    assert openai.files.list().data == []
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        ("Content-Transfer-Encoding: base64", 415),
+        ("Content-Transfer-Encoding: quoted-printable", 415),
+        ("content-encoding: gzip", 415),
+        ("Content-Transfer-Encoding: binary", 200),
+        ("Content-Encoding: identity", 200),
+    ],
+)
+def test_a_part_whose_bytes_are_encoded_is_not_taken_as_they_are(gateway, tmp_path, header, status):
+    head = HEAD + header.encode() + b"\r\n"
+    reply = gateway.ask("POST", "/v1/files", FORM.replace(HEAD, head), Content_Type=KIND)
+    assert reply.status == status
+    if status == 415:
+        assert (reply.error["code"], reply.error["param"]) == (
+            "unsupported_encoding", header.partition(":")[0],
+        )  # fmt: skip
+        assert contents(tmp_path) == []
 
 
 @pytest.mark.parametrize("is_announced", [True, False])

@@ -26,8 +26,9 @@ def fake():
 
 
 @pytest.fixture(scope="module")
-def gateway(fake):
-    with GatewayThread(fake.async_client) as gateway:
+def gateway(fake, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("files")
+    with GatewayThread(fake.async_client, files_folder=folder) as gateway:
         yield gateway.port
 
 
@@ -145,3 +146,40 @@ def test_the_host_of_an_address_counts_and_not_that_of_the_header(console):
     assert statuses(answer) == [421]
     answer = raw(console, asked("Connection: close", target="/"))
     assert statuses(answer) != [421]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/score", "/v1/rerank"),
+        *("/v1/classify", "/v1/responses", "/v1/files", "/v1/batches"),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["gzip", "identity, br", "deflate\r\nContent-Encoding: zstd"])
+def test_a_compressed_body_is_refused_by_its_header(gateway, path, encoding):
+    head = [f"Content-Encoding: {encoding}", "Content-Length: 2", "Content-Type: application/json"]
+    answer = raw(gateway, asked(*head, "Connection: close", method="POST", target=path, body=b"{}"))
+    assert statuses(answer) == [415]
+    assert b"\r\naccept-encoding: identity\r\n" in answer
+    error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+    assert (error["code"], error["param"]) == ("unsupported_encoding", "Content-Encoding")
+
+
+def test_a_body_that_says_that_it_is_not_compressed_is_read(gateway):
+    head = ["Content-Encoding: identity", "Content-Length: 2", "Connection: close"]
+    path = "/v1/completions"
+    answer = raw(gateway, asked(*head, method="POST", target=path, body=b"{}"))
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["param"] == "prompt"
+
+
+def test_a_compressed_form_of_the_console_is_refused(fake):
+    with ConsoleThread(fake.connection, role="operator") as console:
+        reply = console.ask(
+            "POST",
+            "/queues/default/actions/pause",
+            b"a=b",
+            Content_Type="application/x-www-form-urlencoded",
+            Content_Encoding="gzip",
+        )
+    assert reply.status == 415
+    assert "Content-Encoding" in reply.text
