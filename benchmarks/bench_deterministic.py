@@ -23,7 +23,7 @@ from benchmarks.common.models import SHAPES
 from benchmarks.common.workloads import Workload, make_workload
 from benchmarks.profile_parts import greedy_rows
 from engine.batch import Batch
-from quire.cli.console import positive
+from quire.cli.usage import positive
 
 CONTEXT = 256
 #: Steps of each side before the clock starts.

@@ -23,7 +23,7 @@ from engine.engine import Engine
 from engine.model.load.load_runner import load_runner
 from engine.request import Request
 from engine.sampling_params import SamplingParams
-from quire.cli.console import positive
+from quire.cli.usage import positive
 
 MAX_NUM_SEQS = 64
 MAX_NUM_BATCHED_TOKENS = 256

@@ -27,7 +27,7 @@ from benchmarks.common.figures import machine
 from benchmarks.common.gate import NOTHING_READ, Agreement, Reference
 from benchmarks.common.models import ARCHITECTURES, MODELS, vocab_size_of
 from benchmarks.common.workloads import FIRST_TOKEN_ID, WorkItem, Workload
-from quire.cli.console import positive
+from quire.cli.usage import positive
 
 PATHS = ("fast", "wide")
 #: The ratio that the fast path should reach with a small batch.

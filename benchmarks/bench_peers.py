@@ -34,7 +34,7 @@ from benchmarks.peers.child import Generation
 from benchmarks.peers.install import InstallFailed, install_all, prepare
 from benchmarks.peers.process import PeerFailed, PeerProcess
 from benchmarks.peers.register import OURS, PEERS, PEERS_FOLDER
-from quire.cli.console import positive
+from quire.cli.usage import positive
 
 RUNS_FOLDER = PEERS_FOLDER / "runs"
 CASES = ("SMALL-bf16", "TINY-bf16", "SMALL-fp32", "TINY-fp32")

@@ -35,7 +35,7 @@ from engine.model.load.load_runner import load_runner
 from engine.request import Priority, Request
 from engine.sampling_params import SamplingParams
 from quire import Broker, LocalRedis, connect
-from quire.cli.console import positive
+from quire.cli.usage import positive
 
 MAX_NUM_SEQS = 16
 MAX_NUM_BATCHED_TOKENS = 256

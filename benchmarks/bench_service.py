@@ -35,7 +35,7 @@ from benchmarks.common.figures import Figures, figures_of, machine, median_run, 
 from benchmarks.common.models import SHAPES, model_folder
 from benchmarks.common.workloads import NAMES, Workload, make_workload
 from quire import Broker, Client, Completion, LocalRedis, connect
-from quire.cli.console import positive
+from quire.cli.usage import positive
 
 READY_SECONDS = 180.0
 POLL_SECONDS = 0.1

@@ -34,7 +34,7 @@ from engine.fake_runner import FakeRunner, fake_generation
 from engine.port import RequestOutput
 from engine.request import FinishReason, Priority, Request
 from engine.sampling_params import SamplingParams
-from quire.cli.console import positive
+from quire.cli.usage import positive
 
 #: The allowed growth of the process in the last half: the larger of a fixed size and a size per
 #: request.

@@ -21,7 +21,7 @@ from engine.engine import Engine
 from engine.prompt_lookup import PromptLookup
 from engine.request import Request
 from engine.sampling_params import SamplingParams
-from quire.cli.console import positive
+from quire.cli.usage import positive
 
 NUM_PROMPT_TOKENS, NUM_OUTPUT_TOKENS = 256, 96
 NUM_REQUESTS = (1, 2, 4, 8, 16)

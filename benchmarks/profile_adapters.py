@@ -31,7 +31,7 @@ from engine.model.decoder.native_decoder import NativeDecoder
 from engine.model.kernels.build import best_variant
 from engine.model.load.fast_path import check_against
 from engine.model.wide.loader import load_model
-from quire.cli.console import positive
+from quire.cli.usage import positive
 
 
 def random_adapters(model: torch.nn.Module, *, rank: int, count: int) -> list[Adapter]:

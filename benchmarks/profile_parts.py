@@ -30,7 +30,7 @@ from engine.batch import Batch, BatchRow
 from engine.model.load.load_runner import load_runner
 from engine.model.run.model_runner import ModelRunner
 from engine.sampling_params import SamplingParams
-from quire.cli.console import positive
+from quire.cli.usage import positive
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ from engine.model.load.fast_path import check_against
 from engine.model.step import lay_out
 from engine.model.wide.loader import load_model
 from engine.sampling_params import SamplingParams
-from quire.cli.console import positive
+from quire.cli.usage import positive
 
 BLOCK_SIZE = 16
 #: The possible values of `--forms`.

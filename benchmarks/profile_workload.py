@@ -31,7 +31,7 @@ from benchmarks.common.models import SHAPES
 from benchmarks.common.workloads import NAMES, Workload, make_workload
 from benchmarks.peers.quire_engine import DTYPES
 from engine.batch import Batch, LaunchedStep, ModelRunner
-from quire.cli.console import positive
+from quire.cli.usage import positive
 
 #: Upper bounds of the table's lines, in tokens per step.
 BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, MAX_NUM_BATCHED_TOKENS)

@@ -29,7 +29,7 @@ from openai import OpenAI
 
 from benchmarks.bench_protocol import private_server
 from benchmarks.common.figures import machine, process_seconds
-from quire.cli.console import positive
+from quire.cli.usage import positive
 
 QUEUE = "batches"
 ENDPOINT = "/v1/completions"

@@ -31,7 +31,7 @@ from pathlib import Path
 from benchmarks.common.figures import machine
 from benchmarks.common.models import SHAPES, model_folder
 from quire import Client, LocalRedis
-from quire.cli.console import positive
+from quire.cli.usage import positive
 from service.settings.config import EMBEDDED_MODEL
 
 READY_SECONDS = 180.0

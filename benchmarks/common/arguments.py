@@ -4,7 +4,7 @@ import argparse
 import re
 from collections.abc import Callable, Collection
 
-from quire.cli.console import positive
+from quire.cli.usage import positive
 
 _SHAPE = re.compile(r"[1-9]\d{0,6}x[1-9]\d{0,6}")
 

@@ -42,7 +42,7 @@ from benchmarks.peers.process import PeerProcess
 from benchmarks.peers.register import OURS, PEERS, PEERS_FOLDER, ROOT, vllm_settings
 from benchmarks.peers.vllm_cpu import BLOCK_SIZE, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
 from quire import Broker, LocalRedis, connect
-from quire.cli.console import positive
+from quire.cli.usage import positive
 
 WORKLOADS = ("W1", "W2")
 READY_SECONDS = 300.0

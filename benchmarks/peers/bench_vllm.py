@@ -33,7 +33,7 @@ from benchmarks.peers.process import PeerProcess
 from benchmarks.peers.register import PEERS_FOLDER, Peer, vllm_settings
 from benchmarks.peers.vllm_cpu import BLOCK_SIZE, DTYPES, MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
 from quire import Broker, LocalRedis, connect
-from quire.cli.console import positive
+from quire.cli.usage import positive
 
 #: How many standard errors less often transformers may agree with our tokens in bfloat16.
 STANDARD_ERRORS = 3.0

@@ -180,13 +180,6 @@ def not_negative(text: str) -> float:
     return min(seconds, MAX_AHEAD_SECONDS)
 
 
-def positive(text: str) -> int:
-    """The type of a flag that is an integer from 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return int(text)
-
-
 def json_map(text: str) -> dict[str, Any]:
     """The type of a flag that is a JSON object."""
     try:

@@ -19,10 +19,10 @@ from quire.cli.console import (
     few,
     not_negative,
     plain,
-    positive,
 )
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
 from quire.cli.tenants import Tenants, look_at_tenants, show_tenants
+from quire.cli.usage import positive
 from quire.errors import UnknownRequest
 from quire.transitions.values import LAST_STATES, DeadLetter, RequestStatus
 from quire.wire.protocol import Activity

@@ -1,4 +1,7 @@
-"""A parser of command lines whose usage line names the required arguments only."""
+"""A parser of command lines whose usage line names the required arguments only.
+
+Needs the standard library only, so that benchmarks without a queue can use it.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +48,13 @@ def without_secrets(message: str) -> str:
     for secret, instead in _SECRETS:
         message = secret.sub(instead, message)
     return message
+
+
+def positive(text: str) -> int:
+    """The type of a flag that is an integer from 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return int(text)
 
 
 class _ShortUsage(argparse.HelpFormatter):

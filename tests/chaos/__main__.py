@@ -19,7 +19,8 @@ from itertools import count, islice
 from pathlib import Path
 
 from benchmarks.common.arguments import natural
-from quire.cli.console import not_negative, positive
+from quire.cli.console import not_negative
+from quire.cli.usage import positive
 from tests.chaos.company import CONTROL, INTACT, SCHEDULE, Company, Play, Report
 from tests.chaos.controls import LIVE, VLLM_LIVE
 from tests.chaos.orders import ORDER_PLANTS

@@ -8,6 +8,8 @@ from importlib.util import find_spec
 
 #: What the Python at hand has to bring; no more of the project's own requirements.
 NEEDED = ("pytest", "torch", "transformers")
+#: The tests that need a device, and those of the CUDA path that need none.
+PATHS = ("tests/gpu", "tests/engine/model/run/test_fake_cuda.py")
 
 
 def main() -> int:
@@ -21,11 +23,12 @@ def main() -> int:
         print(f"test-gpu: torch {torch.__version__} sees no CUDA device: nothing was run")
         return 0
     print(f"test-gpu: torch {torch.__version__} on {torch.cuda.get_device_name()}")
-    arguments = ["--durations=5", "tests/gpu", *sys.argv[1:]]
-    # The project's own options want plugins that a bare machine may not have.
-    return pytest.main(
-        ["-q", "-ra", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", ".", *arguments]
-    )
+    return pytest.main([*pytest_arguments(), "--durations=5", *sys.argv[1:]])
+
+
+def pytest_arguments() -> list[str]:
+    """What to run and how; the project's own options need plugins that the machine may lack."""
+    return ["-q", "-ra", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", ".", *PATHS]
 
 
 if __name__ == "__main__":

@@ -10,8 +10,9 @@ import argparse
 import math
 from dataclasses import dataclass
 
-from quire.cli.console import Console, add_json, not_negative, positive
+from quire.cli.console import Console, add_json, not_negative
 from quire.cli.exit_codes import EXIT_OK
+from quire.cli.usage import positive
 
 #: Redis' memory for an ended request: a base, and the output. From 5.0 kB with 64 tokens and 9.5 kB
 #: with 400.

@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 
 from benchmarks.common.arguments import natural
-from quire.cli.console import positive
+from quire.cli.usage import positive
 from tests.chaos.cluster.performing import Report, perform
 from tests.chaos.cluster.schedules import CONTROLS
 

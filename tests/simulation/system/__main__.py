@@ -35,7 +35,7 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
-from quire.cli.console import positive
+from quire.cli.usage import positive
 from tests.simulation.system.controls import CONTROLS, Control
 from tests.simulation.system.schedule import Outcome, play
 from tests.simulation.system.seams import installed

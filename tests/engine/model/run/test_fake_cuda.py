@@ -2,11 +2,15 @@
 
 What this shows: every branch for CUDA finds the operations it asks for, no tensor of the host
 meets one of the device, and where the host waits for the device. It shows no number and no order
-of streams. Only a torch that was built with CUDA can index such tensors; a device it needs not.
+of streams. No device is needed, and no torch that was built with CUDA.
 """
 
 import copy
+import ctypes
 import dataclasses
+import shutil
+import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -34,12 +38,32 @@ from tests.engine.model.run.test_captured_steps import MaskedDecode
 from tests.engine.model.sampling.test_likelihoods import with_logprobs
 from tests.engine.model.sampling.test_sampler import EOS, make_rows
 
-pytestmark = pytest.mark.skipif(
-    not torch.backends.cuda.is_built(), reason="this torch was built without CUDA"
-)
-
 CUDA = torch.device("cuda")
 BLOCK_SIZE, NUM_BLOCKS, DTYPE = 16, 64, torch.bfloat16
+#: To index a tensor, torch changes to its device; without CUDA it has no code for that.
+GUARD = """
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+namespace {
+using Guard = c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::CUDA>;
+C10_REGISTER_GUARD_IMPL(CUDA, Guard)
+}
+"""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _guard(tmp_path_factory):
+    """Gives a torch without CUDA a guard that changes to no device."""
+    if torch.backends.cuda.is_built():
+        return
+    if (compiler := shutil.which("g++")) is None:
+        pytest.skip("this torch was built without CUDA, and there is no g++ to give it a guard")
+    folder, torch_folder = tmp_path_factory.mktemp("guard"), Path(torch.__file__).parent
+    source, library = folder / "guard.cpp", folder / "guard.so"
+    source.write_text(GUARD)
+    flags = ("-std=c++17", "-shared", "-fPIC", f"-I{torch_folder}/include")
+    links = (f"-L{torch_folder}/lib", "-lc10")
+    subprocess.run([compiler, *flags, source, "-o", library, *links], check=True)
+    ctypes.CDLL(str(library))
 
 
 @pytest.fixture
@@ -178,6 +202,6 @@ def test_how_likely_tokens_are_comes_to_the_host_at_once_and_nobody_waits_for_it
 
 def test_a_tensor_of_the_host_in_a_step_would_be_seen(decoder, pool):
     """The control: positions that were left behind."""
-    decoder._frequencies = torch.empty(decoder._frequencies.shape, device="cpu")
+    decoder._frequencies = [torch.empty(one.shape, device="cpu") for one in decoder._frequencies]
     with pytest.raises(RuntimeError, match="cuda:0"), torch.inference_mode():
         compute_logits(mixed_step(), model=decoder, kv_pool=pool, backend=ReferenceAttention())
