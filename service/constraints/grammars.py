@@ -8,19 +8,21 @@ the limit, perhaps because other matchers have used up the states, gets a new co
 """
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from tokenizers import Tokenizer
 
 from engine.constraint import Constraint as EngineConstraint
+from engine.constraint import Failure
 from quire.errors import InvalidRequest
 from quire.wire.constraints import Constraint, Kind
 from service.constraints.compile_reasons import reason_of
 from service.constraints.deep_stack import on_deep_stack
 from service.constraints.grammar_cache import GrammarCache
 from service.constraints.matching import GrammarConstraint, shortened
+from service.constraints.rehearsal import failure_of
 from service.constraints.schemas import SchemaRefused, enforceable
 from service.constraints.spelling import Speller, without_forcing
 
@@ -32,14 +34,18 @@ if TYPE_CHECKING:
 #: Limits of one constraint, in the library's own units. The first two bound what the library counts
 #: of a compilation, to some tenths of a second; `service.constraints.probe` bounds the rest. The
 #: others bound each step, to some hundredths of a second for a constraint that was designed to be
-#: slow, and its memory, to some megabytes. They count operations and not time, so they do not
-#: depend on how busy the machine is.
+#: slow, and its memory. They count operations and not time, so they do not depend on how busy the
+#: machine is. A step may do as much as a compilation, so what compiles can also continue.
 MAX_GRAMMAR_SIZE = 200_000
 MAX_COMPILE_FUEL = 500_000
-MAX_STEP_FUEL = 50_000
+MAX_STEP_FUEL = 500_000
 MAX_STEP_ITEMS = 5_000
 MAX_ROW_ITEMS = 5_000
+#: The states that the generations of one compilation share, of 0.1 to 2 kB each. A text of bounded
+#: length needs some seven for each character that is generated, and one for each that is replayed.
 MAX_LEXER_STATES = 10_000
+#: The states of a generation with a compilation of its own.
+MAX_OWN_LEXER_STATES = 50_000
 #: White space between two parts of a JSON value. Enough for indentation, but bounded, because some
 #: models would otherwise generate white space without end.
 JSON_SPACE = r"[ \n\r\t]{1,32}"
@@ -133,17 +139,12 @@ class CompiledGrammars:
         key = _key_of(wanted)
         matcher = None if is_slow else self._compiled.get(key)
         if matcher is None:
-            matcher = self.compile(wanted)
+            matcher = self.compile(wanted, is_shared=not is_slow)
             if not is_slow:
                 self._compiled.put(key, matcher)
-        constraint = GrammarConstraint(
-            matcher.deep_copy(),
-            field=wanted.field.removeprefix("body."),
-            ends=self._ends,
-            speller=self._speller,
-            # A renewal compiles in the engine's thread while all running requests wait.
-            renew=None if is_slow else partial(self._compile_anew, wanted, key=key),
-        )
+        # A renewal compiles in the engine's thread while all running requests wait.
+        renew = None if is_slow else partial(self._compile_anew, wanted, key=key)
+        constraint = self._started(matcher, wanted, renew=renew)
         # Replays the published output here, so that the engine's thread does not have to.
         constraint.is_complete(output_token_ids)
         return constraint
@@ -156,13 +157,23 @@ class CompiledGrammars:
         """Set how much memory a compiled constraint holds, for the limit of the cache."""
         self._compiled.set_size(_key_of(wanted), num_bytes)
 
+    def rehearse(self, wanted: Constraint, matcher: "Matcher") -> Failure | None:
+        """Why a constraint cannot continue in the middle of an output; None if nothing is found.
+
+        `matcher` is what `compile` returned for it.
+        """
+        closing = self._speller.begins_with(b'"]}')
+        return failure_of(partial(self._started, matcher, wanted), closing=closing, ends=self._ends)
+
     @property
     def described(self) -> dict[str, Any]:
         """The arguments with which another process can compile for the same tokens, as JSON."""
         return self._describe()
 
-    def compile(self, wanted: Constraint) -> "Matcher":
+    def compile(self, wanted: Constraint, *, is_shared: bool = True) -> "Matcher":
         """A matcher to copy and never to advance. Its first step is computed, so copies have it.
+
+        If `is_shared`, several generations use its states, and otherwise one.
 
         Raises:
             InvalidRequest: the constraint cannot be compiled.
@@ -173,15 +184,31 @@ class CompiledGrammars:
             raise InvalidRequest(wanted.field, shortened(str(error))) from error
         # The lexer has one state for each byte of the texts, so long texts need a higher limit.
         num_bytes = len(grammar) if wanted.kind == "choice" else 0
+        num_states = MAX_LEXER_STATES if is_shared else MAX_OWN_LEXER_STATES
         matcher = on_deep_stack(
-            partial(self._started, grammar, max_lexer_states=MAX_LEXER_STATES + num_bytes)
+            partial(self._matcher, grammar, max_lexer_states=num_states + num_bytes)
         )
         error_text = matcher.get_error()
         if error_text:
             raise InvalidRequest(wanted.field, reason_of(wanted.kind, error_text))
         return matcher
 
-    def _started(self, grammar: str, *, max_lexer_states: int) -> "Matcher":
+    def _started(
+        self,
+        matcher: "Matcher",
+        wanted: Constraint,
+        *,
+        renew: Callable[[], "Matcher"] | None = None,
+    ) -> GrammarConstraint:
+        return GrammarConstraint(
+            matcher.deep_copy(),
+            field=wanted.field.removeprefix("body."),
+            ends=self._ends,
+            speller=self._speller,
+            renew=renew,
+        )
+
+    def _matcher(self, grammar: str, *, max_lexer_states: int) -> "Matcher":
         """A matcher whose first step is computed, or that has an error."""
         limits = self._library.LLParserLimits(
             max_grammar_size=MAX_GRAMMAR_SIZE,
@@ -202,7 +229,7 @@ class CompiledGrammars:
     def _compile_anew(self, wanted: Constraint, *, key: str) -> "Matcher":
         """A matcher that shares no states. The next request for this constraint recompiles it."""
         self._compiled.drop(key)
-        return self.compile(wanted)
+        return self.compile(wanted, is_shared=False)
 
     def _grammar(self, kind: Kind, value: Any) -> str:
         """The grammar of a constraint, in the library's form. SchemaRefused."""

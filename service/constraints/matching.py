@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     Matcher: TypeAlias = LLMatcher
 
+#: How many tokens a matcher consumes before it computes a step. The library counts the work of the
+#: lexer from one computed step to the next.
+REPLAYED_TOKENS = 64
 #: How many tokens a generation must get with one renewed compilation before the next renewal.
 RENEWED_TOKENS = 16
 #: The longest reason of the library that is passed on, in characters. The library quotes the part
@@ -58,6 +61,7 @@ class GrammarConstraint:
         self._speller = speller
         self._renew = renew
         self._num_consumed = 0
+        self._num_computed = 0
         self._renewable_from = 0
 
     def allowed(self, output_token_ids: Sequence[int]) -> TokenBitmask:
@@ -71,6 +75,7 @@ class GrammarConstraint:
 
     def _bitmask(self) -> TokenBitmask:
         """The tokens that may come next, by the current state of the matcher."""
+        self._num_computed = self._num_consumed
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8).copy()
         if self._matcher.is_error():
             bits[:] = 0
@@ -132,7 +137,7 @@ class GrammarConstraint:
             speller=self._speller,
             renew=None,
         )
-        ahead._num_consumed = self._num_consumed
+        ahead._num_consumed, ahead._num_computed = self._num_consumed, self._num_computed
         return ahead
 
     @property
@@ -149,13 +154,15 @@ class GrammarConstraint:
 
     def _consume(self, output_token_ids: Sequence[int]) -> None:
         assert len(output_token_ids) >= self._num_consumed, "an output became shorter"
-        new = list(output_token_ids[self._num_consumed :])
-        self._num_consumed = len(output_token_ids)
-        if new:
+        while self._num_consumed < len(output_token_ids):
+            if self._num_consumed >= self._num_computed + REPLAYED_TOKENS:
+                self._matcher.compute_bitmask()
+                self._num_computed = self._num_consumed
+            new = output_token_ids[self._num_consumed : self._num_computed + REPLAYED_TOKENS]
+            self._num_consumed += len(new)
             # After a token that it does not accept, the matcher stays in an error.
-            self._matcher.consume_tokens(new)
-            if self._replace_matcher():
-                self._consume(output_token_ids)
+            self._matcher.consume_tokens(list(new))
+            self._replace_matcher()
 
     def _replace_matcher(self) -> bool:
         """Replace a matcher that has reached a limit of its lexer; returns whether it was replaced.
@@ -169,7 +176,7 @@ class GrammarConstraint:
             return False
         self._renewable_from = self._num_consumed + RENEWED_TOKENS
         try:
-            self._matcher, self._num_consumed = self._renew(), 0
+            self._matcher, self._num_consumed, self._num_computed = self._renew(), 0, 0
         except Exception:  # noqa: BLE001 - only this generation fails, and the engine goes on.
             return False
         return True

@@ -108,11 +108,14 @@ def _try(
     """The verdict on one constraint: a reason to refuse it or '', and the cost of compiling it."""
     value = tuple(job["value"]) if job["kind"] == "choice" else job["value"]
     wanted = Constraint(job["kind"], value, job["field"])
-    refusal, num_bytes = "", 0
+    refusal, num_bytes, cpu_seconds = "", 0, 0.0
     bytes_before, began = heap_bytes(), time.process_time()
     try:
         with _bounded(job["cpu_seconds"], job["memory_bytes"]):
-            matcher = grammars.compile(wanted)
+            matcher = grammars.compile(wanted, is_shared=False)
+            cpu_seconds = time.process_time() - began
+            failure = grammars.rehearse(wanted, matcher) if job["is_new"] else None
+        refusal = failure.message if failure is not None else ""
         num_bytes = heap_bytes() - bytes_before
         del matcher
     except InvalidRequest as error:
@@ -123,7 +126,7 @@ def _try(
     return {
         "refusal": refusal,
         "num_bytes": max(0, num_bytes),
-        "cpu_seconds": time.process_time() - began,
+        "cpu_seconds": cpu_seconds,
     }
 
 

@@ -12,6 +12,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.constraint import TokenBitmask, allows
 
@@ -48,6 +49,13 @@ class Speller:
         #: For each byte, the bits of the tokens that do not begin with it.
         self._others = [np.packbits(padded != byte, bitorder="little") for byte in range(256)]
         self._of_one_byte = {text: id_ for id_, text in enumerate(self._texts) if len(text) == 1}
+
+    def begins_with(self, marks: bytes) -> NDArray[np.bool_]:
+        """For each bit of a mask, whether the text of its token begins with one of `marks`."""
+        found = np.ones(8 * len(self._others[0]), dtype=np.bool_)
+        for mark in marks:
+            found &= np.unpackbits(self._others[mark], bitorder="little").astype(np.bool_)
+        return ~found
 
     def keep_to_spelling(self, bits: TokenBitmask, matcher: "LLMatcher") -> "LLMatcher":
         """Leave only one token in `bits`, in place, if all tokens begin the same forced text.

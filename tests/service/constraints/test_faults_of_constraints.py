@@ -80,7 +80,8 @@ ENDS: dict[str, tuple[dict[str, Any], str, str]] = {
 def test_what_cannot_go_on_ends_with_the_name_of_its_field(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(grammars, "MAX_LEXER_STATES", NUM_STATES)
+    for name in ("MAX_LEXER_STATES", "MAX_OWN_LEXER_STATES"):
+        monkeypatch.setattr(grammars, name, NUM_STATES)
     settings = queue.settings(model=str(EMBEDDED_MODEL), device="cpu", lease_seconds=60.0)
     asked = {"max_tokens": 20, "temperature": 0.0}
     with (

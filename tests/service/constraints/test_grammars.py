@@ -224,7 +224,10 @@ def test_what_is_asked_again_is_not_compiled_again_and_little_is_kept(
     monkeypatch.setattr(
         CompiledGrammars,
         "compile",
-        lambda self, wanted: (compiled_texts.append(wanted.value), compile_(self, wanted))[1],
+        lambda self, wanted, **how: (
+            compiled_texts.append(wanted.value),
+            compile_(self, wanted, **how),
+        )[1],
     )
     for value in ("a", "b", "a", "c", "a", "b"):
         found.constraint(Constraint("regex", value, "body.regex"), [])
@@ -322,7 +325,8 @@ def test_no_token_of_the_text_is_taken_for_an_end_that_the_tokenizer_does_not_kn
 
 def test_states_that_others_have_used_up_are_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch):
     """Matchers of one compilation share the states of its lexer, and the limit on them."""
-    monkeypatch.setattr(grammars, "MAX_LEXER_STATES", 1200)
+    for name in ("MAX_LEXER_STATES", "MAX_OWN_LEXER_STATES"):
+        monkeypatch.setattr(grammars, name, 1200)
     wanted = Constraint("regex", ".*[a-m].{14}b", "body.regex")
 
     def walks(*, share: bool) -> list[tuple[list[int], bool]]:

@@ -237,7 +237,9 @@ def test_grammars_compile_only_what_the_process_could(make_probe, monkeypatch):
     grammars = make_grammars()
     compiled: list[Any] = []
     compile_ = grammars.compile
-    monkeypatch.setattr(grammars, "compile", lambda one: (compiled.append(one), compile_(one))[1])
+    monkeypatch.setattr(
+        grammars, "compile", lambda one, **how: (compiled.append(one), compile_(one, **how))[1]
+    )
     probed = ProbedGrammars(grammars, make_probe())
     with pytest.raises(InvalidRequest) as refused:
         probed.constraint(BOMB, [])
