@@ -11,12 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from quire.broker.grouping import at_most
 from quire.broker.reading import read_streams
 from quire.broker.shard import Shard
-from quire.errors import ProtocolError
+from quire.errors import BrokerUnavailable, ProtocolError
 from quire.keys import Keys
 from quire.transitions.output_log import entries_by_stream
 from quire.transport.connection import translated
@@ -73,7 +73,8 @@ class Telling(Shard):
     def deliver(self, group: str, consumer: str, *, block_seconds: float | None = None) -> Delivery:
         """Ends that were delivered to no consumer of the group yet; waits as `told` does.
 
-        Creates the group if it is not there, before the oldest end that is kept.
+        Creates the group if it is not there, before the oldest end that is kept. BrokerUnavailable
+        if Redis has no memory left for that; a group that is there is read also without.
         """
         block = at_most(block_seconds, self._longest_block)
         return self._run(deliver(self.keys, group, consumer, block_seconds=block))
@@ -157,16 +158,23 @@ def _as_consumer(
 
 
 def _in_group(keys: Keys, group: str, read: Any, *, wait_seconds: float) -> Procedure[Any]:
-    """The reply to a command of the group, which is made sure of in the same round trip.
+    """The reply to a command of the group. Creates the group if it is not there.
 
     So a group that a server has lost is there again, from the oldest end on.
     """
-    create = command("xgroup_create", keys.ends, group, id="0", mkstream=True)
-    made, reply = yield RoundTrip((create, read), keeps_errors=True, wait_seconds=wait_seconds)
-    for error in (made, reply):
-        is_there = isinstance(error, ResponseError) and str(error).startswith("BUSYGROUP")
-        if isinstance(error, RedisError) and not is_there:
-            raise translated(error)
+    trip = RoundTrip((read,), keeps_errors=True, wait_seconds=wait_seconds)
+    (reply,) = yield trip
+    if isinstance(reply, ResponseError) and str(reply).startswith("NOGROUP"):
+        # Only now: unlike the reads, it is refused by a server without memory.
+        create = command("xgroup_create", keys.ends, group, id="0", mkstream=True)
+        (made,) = yield RoundTrip((create,), keeps_errors=True)
+        if isinstance(made, OutOfMemoryError):
+            raise BrokerUnavailable(f"Redis has no memory left for the group {group}") from made
+        if isinstance(made, RedisError) and not str(made).startswith("BUSYGROUP"):
+            raise translated(made)
+        (reply,) = yield trip
+    if isinstance(reply, RedisError):
+        raise translated(reply)
     return reply
 
 

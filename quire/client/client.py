@@ -275,7 +275,8 @@ class Client:
         comes at least once.
 
         A Redis that lost its newest writes may end a request again: then a second end of its id
-        comes. InvalidRequest.
+        comes. InvalidRequest. BrokerUnavailable if Redis has no memory left to create the group;
+        consumers of a group that is there read on.
         """
         reading = reading_of(
             self._brokers, after=after, group=group, consumer=consumer, timeout=timeout

@@ -66,21 +66,24 @@ class Intake:
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
-        looked = -self._take_over_seconds
+        broker, names = self._broker, (GROUP, self._consumer)
+        looked, has_left_some = -self._take_over_seconds, True
         while True:
             try:
+                if has_left_some:
+                    # Before new ones: Redis would have to remember more and more of them.
+                    left = await broker.delivered(*names)
+                    await self.keep(left)
+                    has_left_some = bool(left.positions)
+                    continue
                 if time.monotonic() - looked >= self._take_over_seconds / 3:
-                    await self.keep(
-                        await self._broker.take_over(
-                            GROUP, self._consumer, idle_seconds=self._take_over_seconds
-                        )
-                    )
+                    idle_seconds = self._take_over_seconds
+                    await self.keep(await broker.take_over(*names, idle_seconds=idle_seconds))
                     looked = time.monotonic()
-                await self.keep(
-                    await self._broker.deliver(GROUP, self._consumer, block_seconds=READ_SECONDS)
-                )
+                await self.keep(await broker.deliver(*names, block_seconds=READ_SECONDS))
                 self._metrics.note_contact()
             except (QuireError, RedisError) as error:
+                has_left_some = True
                 _log.warning("the ends cannot be read", error=str(error))
                 await asyncio.sleep(AGAIN_SECONDS)
 

@@ -1,4 +1,4 @@
-"""The webhook of a group has one content under one id, whichever notifier handles which end."""
+"""Which webhooks a notifier keeps of the ends that it handles, whichever notifier handles which."""
 
 import asyncio
 import json
@@ -8,12 +8,14 @@ import pytest
 from quire.broker.async_broker import AsyncBroker, connect_async
 from quire.broker.broker import Broker
 from quire.broker.telling import Delivery
+from quire.transport.connection import connect
 from service.notifier.deliveries import Deliveries
 from service.notifier.endpoints import Endpoint
 from service.notifier.events import GROUP_ENDED, REQUEST_EVENTS
-from service.notifier.intake import Intake
+from service.notifier.intake import GROUP, Intake
 from service.notifier.metrics import NotifierMetrics
 from tests.quire.builders import claim_next, make_request, pass_moment
+from tests.service.builders import PATIENCE_SECONDS, private_redis
 
 pytestmark = pytest.mark.real_redis
 
@@ -21,19 +23,32 @@ TENANTS = ("acme", "blue", "default")
 
 
 class Notifiers:
-    """Intakes of one shard each; every webhook is posted at once."""
+    """Intakes of one shard each; `handle` posts every webhook at once."""
 
     def __init__(self, connection, queue: str, *, shards: int = 1) -> None:
         self._connection = connection
         self.brokers = [AsyncBroker(connection, queue=queue, shard=n) for n in range(shards)]
 
-    async def handle(self, delivery: Delivery, *, shard: int = 0, events=(GROUP_ENDED,)) -> list:
-        """The webhooks that a new notifier posts: (tenant, body)."""
+    def make(self, *, shard: int = 0, events=(GROUP_ENDED,)) -> tuple[Intake, Deliveries]:
+        """A new one, which takes no end over from others."""
         wanted = frozenset(events)
         endpoints = {name: Endpoint(name, "https://a.example", (), wanted) for name in TENANTS}
         broker, metrics = self.brokers[shard], NotifierMetrics(num_open_circuits=int)
         deliveries = Deliveries(self._connection, broker.keys, most_per_tenant=99, life_ms=60_000)
-        intake = Intake(self.brokers, broker, deliveries, endpoints, "one", metrics=metrics)
+        intake = Intake(
+            self.brokers,
+            broker,
+            deliveries,
+            endpoints,
+            "one",
+            metrics=metrics,
+            take_over_seconds=1e6,
+        )
+        return intake, deliveries
+
+    async def handle(self, delivery: Delivery, **settings) -> list:
+        """The webhooks that a new notifier posts: (tenant, body)."""
+        intake, deliveries = self.make(**settings)
         await intake.keep(delivery)
         taken = await deliveries.take(count=99, lease_seconds=60)
         for one in taken.pending:
@@ -143,3 +158,32 @@ def test_a_group_that_cannot_be_read_is_not_told_and_holds_up_nothing(
     (posts,) = handled(redis_url, broker.keys.queue, (0, delivery), events=events)
     assert [body["type"] for _, body in posts] == ["request.cancelled"]
     assert "a webhook is dropped" in caplog.text
+
+
+def test_ends_that_cannot_be_kept_without_memory_are_kept_once_there_is_some(caplog, monkeypatch):
+    monkeypatch.setattr("service.notifier.intake.AGAIN_SECONDS", 0.01)
+    names = [f"{number}" for number in range(5)]
+    with private_redis() as server, connect(server.url) as admin:
+        broker = Broker(admin)
+        broker.ensure_groups()
+        broker.deliver(GROUP, "another")
+        for name in names:
+            end(broker, name, tenant="acme")
+        admin.config_set("maxmemory", 1)
+
+        async def work():
+            async with connect_async(server.url) as connection:
+                intake, deliveries = Notifiers(connection, "default").make(events=REQUEST_EVENTS)
+                running = asyncio.create_task(intake.run())
+                async with asyncio.timeout(PATIENCE_SECONDS):
+                    while "the ends cannot be read" not in caplog.text:
+                        await asyncio.sleep(0.01)
+                    admin.config_set("maxmemory", 0)
+                    while (taken := await deliveries.take(count=0, lease_seconds=60)).num < len(
+                        names
+                    ):
+                        await asyncio.sleep(0.01)
+                running.cancel()
+                return taken.num
+
+        assert asyncio.run(work()) == len(names)
