@@ -87,17 +87,17 @@ class ToolUse:
         functions = [tool["function"] for tool in self.tools]
         definitions: dict[str, Any] = {}
         calls: list[dict[str, Any]] = []
-        for index, function in enumerate(functions):
-            if function["name"] not in self.required:
+        for function in functions:
+            home = function["name"]
+            if home not in self.required:
                 continue
-            home = f"function{index}"
             parameters = function.get("parameters") or _NO_PARAMETERS
             definitions[home] = moved({"type": "object", **parameters}, f"#/$defs/{home}")
             calls.append(
                 {
                     "type": "object",
                     "properties": {
-                        "name": {"const": function["name"]},
+                        "name": {"const": home},
                         "arguments": {"$ref": f"#/$defs/{home}"},
                     },
                     "required": ["name", "arguments"],

@@ -9,6 +9,7 @@ from typing import Any
 from quire.openai.tools.argument_types import argument_types
 from quire.openai.tools.formats import ToolFormat
 from quire.wire.tools import ToolUse
+from service.constraints.schemas import SchemaRefused
 from service.constraints.tagged_rules import tagged_rules
 from service.constraints.terminals import json_rule, word
 
@@ -44,14 +45,17 @@ def call_rules(
             rules.append(f"call{index}: SPACE? {begin} SPACE? json{index} {end}")
             rules.append(json_rule(f"json{index}", written_arguments(schema_of_call, home)))
         else:
-            arguments = tagged_rules(
-                one.tags,
-                special,
-                schema_of_call["$defs"],
-                home,
-                types=types.get(name, {}) if name in use.strict else {},
-                rule=f"arguments{index}",
-            )
+            try:
+                arguments = tagged_rules(
+                    one.tags,
+                    special,
+                    schema_of_call["$defs"],
+                    home,
+                    types=types.get(name, {}) if name in use.strict else {},
+                    rule=f"arguments{index}",
+                )
+            except SchemaRefused as error:
+                raise SchemaRefused(f"in the function {name}: {error}") from error
             rules.append(f"call{index}: SPACE? {begin} arguments{index} {end}")
             rules += arguments
     return [f"call: {' | '.join(names)}", *rules]

@@ -7,13 +7,15 @@ pointer.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from decimal import Decimal
 from typing import Any, Final, TypeAlias
 
 from quire.wire.schema_references import resolve
 from service.constraints.disjoint import first_overlap
+from service.constraints.equivalents import properties_of_names
+from service.constraints.formats import keywords_of
 from service.constraints.patterns import NO_ESCAPES, admits_escapes
 
 Schema: TypeAlias = dict[str, Any]
@@ -26,7 +28,7 @@ NAMED = frozenset({"properties", "patternProperties"})
 #: neither here nor among those that cannot be enforced has no effect.
 PLAIN = frozenset(
     {
-        *("type", "const", "enum", "required", "pattern", "format", "multipleOf"),
+        *("type", "const", "enum", "required", "pattern", "multipleOf"),
         *("minItems", "maxItems", "minProperties", "maxProperties", "minLength", "maxLength"),
         *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
     }
@@ -40,7 +42,6 @@ _UNENFORCED: Final[dict[str, tuple[object, ...]]] = {
     "dependentRequired": ({},),
     "dependentSchemas": ({},),
     "dependencies": ({},),
-    "propertyNames": (True, {}),
     "unevaluatedItems": (True, {}),
     "unevaluatedProperties": (True, {}),
     "$dynamicRef": (),
@@ -48,15 +49,6 @@ _UNENFORCED: Final[dict[str, tuple[object, ...]]] = {
 }
 #: Keywords that have an effect only together with one of these others.
 _NEEDS = {"if": ("then", "else")}
-#: Formats that the library enforces.
-FORMATS = frozenset(
-    {
-        *("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6"),
-        *("uuid", "uri", "unknown"),
-    }
-)
-#: Formats that only describe a string and restrict nothing.
-DESCRIPTIVE_FORMATS = frozenset(["password", "binary", "path", "file-path", "directory-path"])
 TYPES = frozenset(["null", "boolean", "number", "integer", "string", "array", "object"])
 #: The most branches of a `oneOf`: every pair of them is compared.
 MAX_BRANCHES = 128
@@ -130,8 +122,11 @@ class _Reading:
                 raise SchemaRefused(f"`{name}` at #{pointer} cannot be enforced")
         elif name in PLAIN:
             _CHECKS.get(name, _accept)(name, value, pointer)
-            if name != "format" or value not in DESCRIPTIVE_FORMATS:
-                rewritten[name] = deepcopy(value)
+            rewritten[name] = deepcopy(value)
+        elif name == "format":
+            self._format(value, pointer=pointer, rewritten=rewritten, beside=beside)
+        elif name == "propertyNames":
+            self._names(value, pointer=pointer, rewritten=rewritten, beside=beside)
         elif name == "$ref":
             rewritten[name] = self._reference(value, pointer)
         elif name in ONE:
@@ -146,6 +141,28 @@ class _Reading:
                 rewritten=rewritten,
                 beside=beside,
             )
+
+    def _format(
+        self, value: object, *, pointer: str, rewritten: Schema, beside: Mapping[str, Any]
+    ) -> None:
+        _check_text("format", value, pointer)
+        if "string" not in _listed(beside.get("type", "string")):
+            return
+        keywords = keywords_of(str(value))
+        if keywords is None:
+            raise SchemaRefused(f"`format` at #{pointer} cannot be enforced")
+        if keywords:
+            rewritten.setdefault("allOf", []).append(dict(keywords))
+
+    def _names(
+        self, value: object, *, pointer: str, rewritten: Schema, beside: Mapping[str, Any]
+    ) -> None:
+        has_patterns = bool(beside.get("patternProperties"))
+        named = properties_of_names(self._root, value, has_patterns=has_patterns)
+        if named is None:
+            raise SchemaRefused(f"`propertyNames` at #{pointer} cannot be enforced")
+        if named is not True:
+            rewritten.setdefault("allOf", []).append(self._schema(named, pointer))
 
     def _branches(
         self,
@@ -271,7 +288,7 @@ def _check_count(name: str, value: object, pointer: str) -> None:
 
 
 def _check_type(name: str, value: object, pointer: str) -> None:
-    for one in value if isinstance(value, list | tuple) else [value]:
+    for one in _listed(value):
         if not isinstance(one, str) or one not in TYPES:
             known = ", ".join(sorted(TYPES))
             raise SchemaRefused(f"`{name}` at #{pointer} must be one or more of {known}")
@@ -280,9 +297,10 @@ def _check_type(name: str, value: object, pointer: str) -> None:
 def _check_text(name: str, value: object, pointer: str) -> None:
     if not isinstance(value, str):
         raise SchemaRefused(f"`{name}` at #{pointer} must be a string")
-    if name == "format" and value not in FORMATS | DESCRIPTIVE_FORMATS:
-        known = ", ".join(sorted(FORMATS - {"unknown"}))
-        raise SchemaRefused(f"`format` at #{pointer} cannot be enforced; these can: {known}")
+
+
+def _listed(value: object) -> Sequence[object]:
+    return value if isinstance(value, list | tuple) else [value]
 
 
 def _check_constants(name: str, value: object, pointer: str) -> None:
@@ -319,7 +337,6 @@ _CHECKS: Final[dict[str, Callable[[str, object, str], None]]] = {
     "enum": _check_constants,
     "required": _check_names,
     "pattern": _check_text,
-    "format": _check_text,
     **dict.fromkeys(
         ["minItems", "maxItems", "minProperties", "maxProperties", "minLength", "maxLength"],
         _check_count,

@@ -259,12 +259,12 @@ def walked(value: Any) -> Iterator[Any]:
 
 
 def test_a_reference_by_another_name_than_a_path_stays_what_it_is() -> None:
-    """`#0` must not become `#/$defs/function10`, which is the schema of another function."""
+    """`#0` must not become `#/$defs/f10`, which is the schema of another function."""
     anchor = {"properties": {"v": {"$ref": "#0"}}}
     tools = [function(f"f{n}", parameters=anchor) for n in range(11)]
     body = parsed(tools=tools, tool_choice="required")
     assert body.constraint is not None
-    assert body.constraint.value["$defs"]["function1"]["properties"] == anchor["properties"]
+    assert body.constraint.value["$defs"]["f1"]["properties"] == anchor["properties"]
 
 
 def test_a_function_that_is_named_is_called_once_also_if_it_is_the_only_one() -> None:

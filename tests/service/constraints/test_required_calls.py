@@ -6,11 +6,13 @@ from typing import Any
 import jsonschema
 import pytest
 
+from quire.errors import InvalidRequest
 from quire.openai.tools.parser import ToolCallParser
 from quire.wire.sampling import parse_body
 from tests.quire.wire.test_tools import CHAT, CITY, FORESTS, NOW, TREE, WEATHER, function
 from tests.service.builders import EOS_ID, byte_tokenizer, expected_tokens
 from tests.service.fake_model import expected_under
+from tests.service.walks import compiled
 
 PARAMETERS: dict[str, Any] = {"weather": CITY, "plant": TREE, "now": {"type": "object"}}
 NUM_SEEDS = 200
@@ -75,3 +77,29 @@ def test_a_value_that_looks_like_a_reference_comes_as_it_is() -> None:
     assert body.constraint is not None
     tokens = expected_under(body.constraint, (1, 2), max_tokens=MAX_TOKENS, seed=0)
     assert json.loads(text_of(tokens)) == {"name": "f", "arguments": {"v": reference}}
+
+
+def test_a_refusal_names_the_function_whose_parameters_cannot_be_enforced() -> None:
+    tools = [WEATHER, function("watch", parameters={"properties": {"a": {"format": "regex"}}})]
+    body = parse_body("chat.completions", CHAT | {"tools": tools, "tool_choice": "required"})
+    assert body.constraint is not None
+    with pytest.raises(InvalidRequest) as refused:
+        compiled().compile(body.constraint)
+    message = "`format` at #/$defs/watch/properties/a/format cannot be enforced"
+    assert (refused.value.field, refused.value.message) == ("body.tools", message)
+
+
+@pytest.mark.parametrize(
+    "zod",
+    [
+        {"type": "integer", "format": "int32"},
+        {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {}},
+        {"type": "string", "format": "starts_with", "pattern": "^ab.*"},
+        {"type": "string", "format": "jwt", "pattern": r"^[\w-]+\.[\w-]+\.[\w-]*$"},
+    ],
+)
+def test_functions_with_annotations_of_common_libraries_can_be_required(zod) -> None:
+    tools = [function("f", parameters={"type": "object", "properties": {"a": zod}})]
+    body = parse_body("chat.completions", CHAT | {"tools": tools, "tool_choice": "required"})
+    assert body.constraint is not None
+    compiled().compile(body.constraint)

@@ -19,7 +19,7 @@ from quire.wire.constraints import Constraint
 from quire.wire.sampling import parse_body
 from service.constraints.grammars import CompiledGrammars, load_grammars
 from service.constraints.strict_calls import CallMarks, call_marks, mark_ids, strict_grammar
-from tests.quire.wire.test_tools import CHAT, function
+from tests.quire.wire.test_tools import CHAT, WEATHER, function
 from tests.service.constraints.called import FAMILIES
 from tests.service.fake_model import EOS_ID, VOCAB_SIZE, byte_tokenizer
 
@@ -255,6 +255,16 @@ def test_a_schema_that_cannot_be_enforced_is_refused() -> None:
     marks = call_marks("<tool_call>", {})
     assert use is not None and marks is not None
     with pytest.raises(ValueError, match="not"):
+        strict_grammar(marks, use)
+
+
+def test_a_refusal_names_the_function_whose_arguments_cannot_stand_in_tags() -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "string", "pattern": "b"}}}
+    tools = [WEATHER, function("watch", strict=True, parameters=parameters)]
+    use = parse_body("chat.completions", CHAT | {"tools": tools}).tools
+    marks = call_marks("<tool_call><function=><parameter=>", {})
+    assert use is not None and marks is not None
+    with pytest.raises(ValueError, match="in the function watch: `pattern` of the argument 'a'"):
         strict_grammar(marks, use)
 
 
