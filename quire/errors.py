@@ -207,6 +207,12 @@ class BrokerUnavailable(QuireError):
     """
 
 
+#: The errors of an outage: Redis cannot be reached, has no memory left, or cannot confirm what it
+#: writes. A program that runs on its own waits and goes on. For a caller who submits, a QueueFull
+#: may also be a limit of the queue; a call that submits nothing meets no such limit.
+UNAVAILABLE = (BrokerUnavailable, QueueFull, DurabilityUnavailable)
+
+
 def _restored(
     kind: type[QuireError], arguments: tuple[Any, ...], fields: dict[str, Any]
 ) -> QuireError:

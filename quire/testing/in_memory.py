@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire.broker.broker import Broker
 from quire.client.client import Client
-from quire.errors import BrokerUnavailable, DeadlineExceeded, InvalidRequest, RequestFailed
+from quire.errors import UNAVAILABLE, DeadlineExceeded, InvalidRequest, RequestFailed
 from quire.testing.choices import choice_of, likelihoods
 from quire.testing.fake_tokens import logprobs_of, prompt_length, prompt_tokens_of
 from quire.transitions.values import Claimed, CommitItem, CommitStatus
@@ -213,7 +213,7 @@ class FakeWorker:
                 self._look_after_running()
                 self._look_after_waiting()
                 self._begin_more()
-            except BrokerUnavailable:
+            except UNAVAILABLE:
                 self._stopping.wait(LOOK_SECONDS)
 
     def _begin_more(self) -> None:
@@ -292,7 +292,7 @@ class _Run:
     def _run(self, answer: Answering) -> None:
         try:
             self._end_somehow(answer)
-        except BrokerUnavailable:
+        except UNAVAILABLE:
             # As after the death of a worker: the lease expires, and the request is requeued.
             self.has_ended = True
 
@@ -307,7 +307,7 @@ class _Run:
         except RequestFailed as error:
             failure = ErrorInfo(error.code, error.message, error.field)
             self.end(State.FAILED, FinishReason.ERROR, error=failure)
-        except BrokerUnavailable:
+        except UNAVAILABLE:
             raise
         # Every error of a test's answer is a failure of the request, not of the worker.
         except Exception as error:  # noqa: BLE001

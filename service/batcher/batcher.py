@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import structlog
 
-from quire.errors import BrokerUnavailable, QuireError
+from quire.errors import UNAVAILABLE, QuireError
 from quire.transport.connection import connect
 from service.batcher.destinations import Destinations
 from service.batcher.job import ClaimLost, Draining, Job
@@ -30,7 +30,10 @@ RENEWALS = 3
 #: How often everything whose time is over is deleted.
 SWEEP_SECONDS = 30.0
 
-#: Pause after an error of the storage or of Redis, and after a defect.
+#: The endings of a claim after which its batch can go on later.
+TROUBLES = ("unavailable", "storage", "defect")
+
+#: Pause after one of these, and after an error of Redis.
 PAUSE_SECONDS = 2.0
 
 _log = structlog.get_logger("service.batcher")
@@ -54,11 +57,13 @@ class Batcher:
         self._records = Ledger(connection, settings.queue)
         self._keys = self._records.keys
         self._destinations = Destinations(connection, settings)
-        self._jobs: dict[str, Job] = {}
+        #: The batches in hand here, from before their claim on; None until they are claimed. While
+        #: Redis does not answer, the lease of one that runs here may end; no other thread takes it.
+        self._jobs: dict[str, Job | None] = {}
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self.metrics = BatcherMetrics(
-            num_running=lambda: len(self._jobs), most_running=settings.max_running_batches
+            num_running=lambda: len(self._running()), most_running=settings.max_running_batches
         )
         self._sweeper = Sweeper(self._records, storage, self.metrics)
         self._server = ProbeServer(
@@ -93,9 +98,8 @@ class Batcher:
     def stop(self) -> bool:
         """Save all open batches and give them back; False if that takes too long."""
         self._stopping.set()
-        with self._lock:
-            for job in self._jobs.values():
-                job.drain()
+        for job in self._running():
+            job.drain()
         until = time.monotonic() + self._settings.drain_seconds
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
@@ -106,37 +110,65 @@ class Batcher:
         while not self._stopping.is_set():
             pause = self._settings.poll_seconds
             try:
-                if job := self._claim():
-                    self._run(job)
+                ending = self._run_next()
+                if ending in TROUBLES:
+                    pause = PAUSE_SECONDS
+                elif ending:
                     continue
             except QuireError as error:
                 _log.warning("batches cannot be claimed", reason=str(error))
                 pause = PAUSE_SECONDS
             self._stopping.wait(pause)
 
-    def _claim(self) -> Job | None:
-        """The claim of a batch that nobody holds; None if there is none. QuireError."""
+    def _run_next(self) -> str | None:
+        """Run a batch that nobody holds; how its claim ended, or None without one. QuireError."""
         run, keys = self._records.run, self._keys
         num_open, num_free = run(ledger.inspect_batches(keys))
         self.metrics.note_contact(num_open=num_open, num_free=num_free)
         if not num_free:
             return None
-        lease_ms = int(1000 * self._settings.lease_seconds)
         for batch_id in run(ledger.free_batches(keys, count=MAX_CANDIDATES)):
-            hold = run(ledger.claim_batch(keys, batch_id, lease_ms=lease_ms))
-            record = run(ledger.read_batch(keys, batch_id)) if hold else None
-            if hold and record:
-                return Job(
-                    hold,
-                    record,
-                    records=self._records,
-                    storage=self._storage,
-                    destinations=self._destinations,
-                    settings=self._settings,
-                )
+            if not self._reserve(batch_id):
+                continue
+            try:
+                if job := self._claim(batch_id):
+                    return self._run(job)
+            finally:
+                with self._lock:
+                    del self._jobs[batch_id]
         return None
 
-    def _run(self, job: Job) -> None:
+    def _reserve(self, batch_id: str) -> bool:
+        """Keep other threads from a batch until its entry is deleted; False if one has it."""
+        with self._lock:
+            if batch_id in self._jobs:
+                return False
+            self._jobs[batch_id] = None
+            return True
+
+    def _claim(self, batch_id: str) -> Job | None:
+        """The claim of a batch; None if it is held or gone. QuireError."""
+        run, keys = self._records.run, self._keys
+        lease_ms = int(1000 * self._settings.lease_seconds)
+        hold = run(ledger.claim_batch(keys, batch_id, lease_ms=lease_ms))
+        record = run(ledger.read_batch(keys, batch_id)) if hold else None
+        if not hold or not record:
+            return None
+        return Job(
+            hold,
+            record,
+            records=self._records,
+            storage=self._storage,
+            destinations=self._destinations,
+            settings=self._settings,
+        )
+
+    def _running(self) -> list[Job]:
+        """The claims that run here."""
+        with self._lock:
+            return [job for job in self._jobs.values() if job]
+
+    def _run(self, job: Job) -> str:
         batch_id, epoch = job.hold.batch_id, job.hold.epoch
         log = _log.bind(batch_id=batch_id, epoch=epoch)
         with self._lock:
@@ -150,8 +182,8 @@ class Batcher:
             ending = "lost"
         except Draining:
             ending = "drained"
-        except BrokerUnavailable as error:
-            log.warning("Redis does not answer", reason=str(error))
+        except UNAVAILABLE as error:
+            log.warning("Redis cannot serve now", reason=str(error))
             ending = "unavailable"
         except (StorageError, OSError) as error:
             # An OSError is, for instance, a full disk.
@@ -163,13 +195,9 @@ class Batcher:
             ending = "defect"
             with contextlib.suppress(QuireError, ClaimLost):
                 job.note_fault()
-        finally:
-            with self._lock:
-                del self._jobs[batch_id]
         log.info("batch ends", ending=ending)
         self._count(job, ending)
-        if ending in ("unavailable", "storage", "defect"):
-            self._stopping.wait(PAUSE_SECONDS)
+        return ending
 
     def _count(self, job: Job, ending: str) -> None:
         self.metrics.count_claim(ending)
@@ -178,9 +206,7 @@ class Batcher:
 
     def _renew(self) -> None:
         """Renew the leases of all batches that run here."""
-        with self._lock:
-            jobs = list(self._jobs.values())
-        for job in jobs:
+        for job in self._running():
             try:
                 job.renew()
             except ClaimLost:
@@ -205,6 +231,6 @@ class Batcher:
         return not dead, {"dead_threads": dead}
 
     def _ready(self) -> tuple[bool, dict[str, object]]:
-        seconds = self.metrics.seconds_since_contact
+        seconds, num_running = self.metrics.seconds_since_contact, len(self._running())
         is_ready = not self._stopping.is_set()
-        return is_ready, {"running": len(self._jobs), "seconds_since_contact": round(seconds, 3)}
+        return is_ready, {"running": num_running, "seconds_since_contact": round(seconds, 3)}

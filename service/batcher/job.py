@@ -23,7 +23,7 @@ import structlog
 from quire.batch.files import ResultFiles
 from quire.batch.progress import FIRST, BatchOptions, BatchProgress, Position
 from quire.batch.run import BatchRun
-from quire.errors import BrokerUnavailable
+from quire.errors import UNAVAILABLE
 from quire.transport.script_runner import Argument
 from quire.wire.protocol import Priority
 from service.batcher.destinations import Destination, Destinations
@@ -84,7 +84,7 @@ class Job:
         self._last: BatchProgress | None = None
 
     def renew(self) -> None:
-        """Renew the lease. BrokerUnavailable."""
+        """Renew the lease. QuireError, ClaimLost."""
         self._save({})
 
     @property
@@ -109,7 +109,7 @@ class Job:
         Raises:
             ClaimLost: another claim goes on.
             Draining: the batch was given back.
-            BrokerUnavailable, StorageError: another claim goes on after the lease.
+            UNAVAILABLE, StorageError: another claim goes on after the lease.
         """
         try:
             return self._run()
@@ -183,7 +183,7 @@ class Job:
                 is_due = time.monotonic() - self._saved_at >= self._settings.save_seconds
                 if is_due or self._is_draining.is_set() or now.ending:
                     # The run itself waits for Redis; if it can go on, the next save is in time.
-                    with contextlib.suppress(BrokerUnavailable):
+                    with contextlib.suppress(*UNAVAILABLE):
                         self._save_progress(files, work, now)
                 self._check()
 
@@ -200,6 +200,8 @@ class Job:
         return progress
 
     def _save_progress(self, files: ResultFiles, work: Work, now: BatchProgress) -> None:
+        # Also if it fails: a disk that is slow must not be asked again in each round.
+        self._saved_at = time.monotonic()
         # First the disk, then the record: a machine that crashes between them loses no line.
         files.sync()
         work.save()
@@ -211,7 +213,6 @@ class Job:
                 **_counts_of(now),
             }
         )
-        self._saved_at = time.monotonic()
         if not self._has_saved:
             self._has_saved = True
             work.drop_earlier()

@@ -27,8 +27,9 @@ BATCHER_REGISTER: tuple[Family, ...] = (
         "quire_batcher_claims_total",
         {"ending": ENDINGS},
         "Claims of batches by how they ended. drained: given back by a batcher that ends. lost: "
-        "another batcher holds the batch. unavailable: Redis did not answer. storage: the storage "
-        "of files failed. defect: see the log. All of the last five lead to another claim.",
+        "another batcher holds the batch. unavailable: Redis did not answer, or had no memory "
+        "left. storage: the storage of files failed. defect: see the log. All of the last five "
+        "lead to another claim.",
     ),
     Family(
         "counter",

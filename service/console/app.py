@@ -17,7 +17,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from quire.errors import BrokerUnavailable, InvalidRequest, QuireError, UnknownRequest
+from quire.errors import UNAVAILABLE, InvalidRequest, QuireError, UnknownRequest
 from quire.version import quire_version
 from service.console.access import User, Users, check_fetch, check_host
 from service.console.actions import ACTIONS, Fields
@@ -149,7 +149,7 @@ class Console:
             response = self._error_page(visit, 400, str(error), request)
         except QuireError as error:
             _log.warning("no answer from the queue", reason=str(error))
-            status = 503 if isinstance(error, BrokerUnavailable) else 500
+            status = 503 if isinstance(error, UNAVAILABLE) else 500
             if any(words in str(error) for words in FORBIDDEN):
                 status = 403
             response = self._error_page(visit, status, str(error), request)

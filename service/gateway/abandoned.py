@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import structlog
 
-from quire.errors import BrokerUnavailable, QueueFull, QuireError
+from quire.errors import UNAVAILABLE, QuireError
 from service.gateway.http.tasks import end
 
 #: Pause between two attempts while Redis does not answer, or has no memory left.
@@ -19,10 +19,6 @@ RETRY_SECONDS = 0.5
 #: The most requests in the list, some 20 MiB. Beyond that the oldest are dropped: they are
 #: computed to their end.
 MAX_ABANDONED = 100_000
-
-#: Errors of a cancellation that can succeed later. QueueFull is one of them: a cancellation is a
-#: write, and Redis refuses writes when its memory is full.
-TEMPORARY_ERRORS = (BrokerUnavailable, QueueFull)
 
 _log = structlog.get_logger("service.gateway")
 
@@ -56,7 +52,7 @@ class AbandonedRequests:
             request_id = next(iter(self._ids))
             try:
                 await self._cancel(request_id)
-            except TEMPORARY_ERRORS:
+            except UNAVAILABLE:
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             except QuireError:

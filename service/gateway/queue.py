@@ -8,14 +8,14 @@ from dataclasses import replace
 import structlog
 
 from quire.client.async_client import AsyncClient
-from quire.errors import BrokerUnavailable, QueueFull, QuireError, ResultExpired, UnknownRequest
+from quire.errors import UNAVAILABLE, QueueFull, QuireError, ResultExpired, UnknownRequest
 from quire.wire.output import Activity, Completion, State
 from quire.wire.protocol import (
     MAX_REQUEST_ID_LENGTH,
     REQUEST_ID_PATTERN,
     GenerationRequest,
 )
-from service.gateway.abandoned import TEMPORARY_ERRORS, AbandonedRequests
+from service.gateway.abandoned import AbandonedRequests
 from service.gateway.callers import Caller
 from service.gateway.idempotency import Call, CallRecord
 from service.gateway.models import Models
@@ -77,7 +77,7 @@ class Queue:
             except QueueFull as full:
                 await self._end_all(full.accepted)
                 raise
-            except BrokerUnavailable:
+            except UNAVAILABLE:
                 self.abandon_later(call.record)
                 raise
             return call.record
@@ -151,7 +151,7 @@ class Queue:
         for number, request_id in enumerate(request_ids):
             try:
                 await self._cancel([request_id])
-            except TEMPORARY_ERRORS:
+            except UNAVAILABLE:
                 self._abandoned.add(request_ids[number:])
                 return False
             except QuireError as error:

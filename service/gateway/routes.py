@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from quire.client.async_client import AsyncClient
-from quire.errors import BrokerUnavailable, InvalidRequest, QuireError, RequestFailed, ResultExpired
+from quire.errors import UNAVAILABLE, InvalidRequest, QuireError, RequestFailed, ResultExpired
 from quire.openai.answers import written_response
 from quire.openai.likelihoods import likelihood_form_of
 from quire.openai.requests import KINDS, parse_body
@@ -337,7 +337,7 @@ class Gateway:
         which has its answer.
         """
         if answer_path is not None:
-            if isinstance(error, BrokerUnavailable | ResultExpired):
+            if isinstance(error, (*UNAVAILABLE, ResultExpired)):
                 queue.abandon_later(record)
             elif self._lifecycle.closing.is_set() and isinstance(error, Refused):
                 error = moved(error.refusal, answer_path)

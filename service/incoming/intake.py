@@ -13,7 +13,7 @@ import structlog
 
 from engine.request import Priority
 from quire.broker.broker import Broker
-from quire.errors import ProtocolError, QuireError
+from quire.errors import UNAVAILABLE, ProtocolError, QuireError
 from quire.transitions.values import (
     Candidate,
     Claimed,
@@ -29,7 +29,7 @@ from service.incoming.trials import Trials
 from service.loop import EngineLoop
 from service.observe.metrics import Metrics
 from service.observe.vitals import Vitals
-from service.outgoing.contact import LONGEST_PAUSE_SECONDS, UNAVAILABLE, Contact, kind_of, pauses
+from service.outgoing.contact import LONGEST_PAUSE_SECONDS, Contact, kind_of, pauses
 from service.outgoing.outbox import Outbox
 from service.settings.config import Settings
 

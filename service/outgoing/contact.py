@@ -12,13 +12,10 @@ from typing import TypeVar
 
 import structlog
 
-from quire.errors import BrokerUnavailable, DurabilityUnavailable, ProtocolError, QueueFull
+from quire.errors import UNAVAILABLE, DurabilityUnavailable, ProtocolError, QueueFull
 from service.observe.metrics import Metrics
 from service.observe.vitals import Vitals
 
-#: The errors of a broker's call when Redis is unreachable, full, or cannot write to its disk. They
-#: are worth a retry.
-UNAVAILABLE = (BrokerUnavailable, QueueFull, DurabilityUnavailable)
 #: Pauses between the tries of a thread that cannot continue without Redis: the first, the longest.
 FIRST_PAUSE_SECONDS = 0.05
 LONGEST_PAUSE_SECONDS = 1.0

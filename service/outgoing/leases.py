@@ -17,12 +17,12 @@ from typing import Protocol, TypeVar
 import structlog
 
 from quire.broker.broker import Broker
-from quire.errors import ProtocolError
+from quire.errors import UNAVAILABLE, ProtocolError
 from quire.transitions.values import Claim, Expired, HeartbeatReply, Promoted, Reaped, Restored
 from quire.wire.output import State
 from service.observe.metrics import Metrics
 from service.observe.vitals import Vitals, WorkerState
-from service.outgoing.contact import UNAVAILABLE, Contact
+from service.outgoing.contact import Contact
 from service.outgoing.outbox import Outbox
 from service.settings.bounds import BEATS_PER_LEASE
 

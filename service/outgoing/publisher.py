@@ -18,13 +18,13 @@ import structlog
 from engine.request import FinishReason
 from quire.broker.broker import Broker
 from quire.broker.working import BegunCommit
-from quire.errors import ProtocolError
+from quire.errors import UNAVAILABLE, ProtocolError
 from quire.transitions.values import BackOff, CommitItem, CommitReply, CommitStatus
 from quire.wire.protocol import ErrorInfo, Execution
 from service.observe.metrics import Metrics
 from service.observe.vitals import Vitals
 from service.outgoing.completions import latency_of
-from service.outgoing.contact import UNAVAILABLE, Contact, pauses
+from service.outgoing.contact import Contact, pauses
 from service.outgoing.delivery import Delivery
 from service.outgoing.lanes import Lanes
 from service.outgoing.outbox import Outbox

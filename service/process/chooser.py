@@ -22,8 +22,9 @@ import redis
 import structlog
 
 from quire.broker.inspection import ShardState, inspect_shards
+from quire.errors import UNAVAILABLE
 from service.observe.vitals import Vitals
-from service.outgoing.contact import UNAVAILABLE, Contact
+from service.outgoing.contact import Contact
 from service.process.places import Place
 
 #: The pause between two looks at the queues.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import redis
 
-from quire.errors import BrokerUnavailable
+from quire.errors import BrokerUnavailable, QueueFull
 from quire.keys import Keys
 from quire.transport.cluster.connection import by_node
 from quire.transport.connection import Retrying, longest_block_of
@@ -23,7 +23,7 @@ RETRY_SECONDS = 0.5
 def require_durability(
     connection: redis.Redis, shards: Sequence[Keys], *, ending: threading.Event
 ) -> None:
-    """Return when the server of each shard has passed the check; retry while one is unreachable.
+    """Return when the server of each shard has passed the check; retries through outages.
 
     Setting `ending` ends the retries.
 
@@ -33,7 +33,7 @@ def require_durability(
     for pause in pauses():
         try:
             Retrying(RETRY_SECONDS, connection)(lambda: _require(connection, shards))
-        except BrokerUnavailable:
+        except (BrokerUnavailable, QueueFull):
             if not ending.wait(pause):
                 continue
         return

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from quire.errors import BrokerUnavailable, QuireError, ResultExpired
+from quire.errors import UNAVAILABLE, QuireError, ResultExpired
 from quire.openai.logprobs import compact
 from quire.openai.requests import parse_body
 from quire.openai.responses.call import Kept
@@ -232,7 +232,7 @@ class Responses:
             is_closing = self._parts.lifecycle.closing.is_set() and isinstance(error, Refused)
             if is_closing and isinstance(error, Refused) and ending.path is not None:
                 error = moved(error.refusal, ending.path)
-            elif is_closing or isinstance(error, BrokerUnavailable | ResultExpired):
+            elif is_closing or isinstance(error, (*UNAVAILABLE, ResultExpired)):
                 ending.queue.abandon_later(ending.record)
         return with_headers(error, {REQUEST_ID: ending.record.request_id})
 

@@ -1,10 +1,12 @@
 """A Redis without memory is a full queue to its callers, and no reason to stop reading."""
 
 import asyncio
+import threading
 
 import pytest
 
 from quire import AsyncClient, Broker, Client, QueueFull, State, connect
+from quire.testing.in_memory import FakeWorker
 from quire.transitions.values import NotClaimed, NotClaimedReason
 from quire.transport.script_runner import load_source
 from tests.quire.builders import claim_next, make_item, make_request, text_of
@@ -90,3 +92,25 @@ def test_claims_of_which_none_is_let_in_raise_and_can_be_made_again(admin):
     admin.config_set("maxmemory", 0)
     again = broker.claim(broker.peek(count=9))
     assert [claimed.attempts for claimed in again] == [1, 1]
+
+
+@pytest.mark.real_redis
+def test_a_fake_worker_waits_for_memory(server, admin):
+    broker, refused = Broker(admin), threading.Event()
+    claim = broker.claim
+
+    def noticed(candidates):
+        try:
+            return claim(candidates)
+        except QueueFull:
+            refused.set()
+            raise
+
+    broker.claim = noticed
+    with Client(server.url) as client:
+        handle = client.submit("x")
+        admin.config_set("maxmemory", 1)
+        with FakeWorker(broker, lambda _: "an answer"):
+            assert refused.wait(30)
+            admin.config_set("maxmemory", 0)
+            assert handle.result(timeout=30).text == "an answer"

@@ -7,10 +7,12 @@ import pytest
 
 from quire.transitions.fairness import Fairness
 from quire.transitions.values import QueueLimits
+from quire.transport.connection import connect
 from quire.wire.output import State
 from service.console.actions import ACTIONS
 from tests.console import stage
 from tests.quire.builders import claim_next, make_request
+from tests.service.builders import private_redis
 from tests.service.console.builders import ConsoleThread
 from tests.service.gateway.builders import Reply
 
@@ -228,6 +230,18 @@ def test_an_action_that_redis_refuses_says_so(browser, fake):
     with fake.outage():
         reply = browser.send("pause")
     assert reply.status == 503 and "Redis" in reply.text
+
+
+def test_an_action_for_which_redis_has_no_memory_says_so():
+    with (
+        private_redis() as server,
+        connect(server.url) as connection,
+        ConsoleThread(connection, role="operator") as console,
+    ):
+        browser = Browser(console)
+        connection.config_set("maxmemory", 1)
+        reply = browser.send("pause")
+        assert reply.status == 503 and "no memory" in reply.text
 
 
 def test_actions_are_logged_with_their_user(browser, caplog):

@@ -1,0 +1,34 @@
+"""A worker with `durable` begins when its server can be durable; until then it waits."""
+
+import threading
+
+import pytest
+
+from quire.broker.broker import Broker
+from quire.transport.connection import connect
+from service.process.disk import require_durability
+from tests.quire.conftest import path_of_new_server  # noqa: F401
+from tests.service.builders import private_redis
+
+
+class Waits(threading.Event):
+    """Counts the pauses, and gives the server memory in the first one."""
+
+    def __init__(self, connection) -> None:
+        super().__init__()
+        self._connection = connection
+        self.num = 0
+
+    def wait(self, timeout=None) -> bool:
+        self.num += 1
+        self._connection.config_set("maxmemory", 0)
+        return super().wait(0)
+
+
+@pytest.mark.real_redis
+def test_a_server_without_memory_is_asked_again(path_of_new_server):  # noqa: F811
+    with private_redis() as server, connect(server.url) as connection:
+        connection.config_set("maxmemory", 1)
+        ending = Waits(connection)
+        require_durability(connection, [Broker(connection).keys], ending=ending)
+        assert ending.num == 1
