@@ -43,7 +43,7 @@ def _prompt_of(request: GenerationRequest) -> list[tuple[int, str]]:
         return [(one, _text_of(one)) for one in parsed.prompt]
     text = parsed.prompt or ""
     if parsed.messages is not None:
-        text = "".join(str(message.get("content")) for message in parsed.messages)
+        text = "".join(str(message.get("content") or "") for message in parsed.messages)
     return [(ord(one), one) for one in text]
 
 

@@ -37,8 +37,8 @@ _REASONING = ("reasoning_content", "reasoning")
 def checked_messages(messages: object) -> list[dict[str, Any]]:
     """The messages as chat templates take them. InvalidRequest names the path.
 
-    Every message has a content, which may be empty where a message has calls. The arguments of
-    calls are objects: OpenAI's API sends them as JSON text.
+    Every message has a content. That of the assistant may be null, also if the caller leaves it out
+    beside calls. The arguments of calls are objects: OpenAI's API sends them as JSON text.
     """
     if not isinstance(messages, list) or not 0 < len(messages) <= MAX_MESSAGES:
         raise InvalidRequest("body.messages", f"must be an array of 1 to {MAX_MESSAGES} messages")
@@ -101,10 +101,10 @@ def _message(message: object, field: str) -> dict[str, Any]:
         read["tool_calls"] = _calls(calls, f"{field}.tool_calls")
     if role == "assistant":
         _read_reasoning(read, field)
-    # An assistant's message may have a content of null, or only calls. Templates expect a text.
-    if role == "assistant" and message.get("content", None if calls else "") is None:
-        read["content"] = ""
-    if not _is_text(read.get("content")):
+    if calls:
+        read.setdefault("content", None)
+    is_null = role == "assistant" and read.get("content", "") is None
+    if not is_null and not _is_text(read.get("content")):
         raise InvalidRequest(f"{field}.content", "must be a string or an array of text parts")
     return read
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from zlib import crc32
 
 from quire.errors import InvalidRequest
@@ -76,7 +78,7 @@ def digest_of(request: GenerationRequest, body: ParsedBody | None = None) -> byt
         if "json_schema" in content:
             # Not sorted: the output has its properties in the order of the schema.
             content["json_schema"] = json.dumps(content["json_schema"])
-        content |= {"tenant": request.tenant, "messages": body.messages}
+        content |= {"tenant": request.tenant, "messages": _as_before(body.messages)}
         content |= {"model": body.model, "adapter": body.adapter}
         if body.pooling is not None:
             content |= {"kind": request.kind, "pooling": body.pooling.differing()}
@@ -89,3 +91,10 @@ def digest_of(request: GenerationRequest, body: ParsedBody | None = None) -> byt
         return b""
     of_seed = crc32(str(seed).encode()).to_bytes(SEED_BYTES, "big")
     return DIGEST_RULE + digest.digest()[:CONTENT_BYTES] + of_seed
+
+
+def _as_before(messages: Sequence[Mapping[str, Any]] | None) -> list[Mapping[str, Any]] | None:
+    """Messages as the digests of earlier versions have them: without a content of null."""
+    if messages is None:
+        return None
+    return [one if one["content"] is not None else {**one, "content": ""} for one in messages]

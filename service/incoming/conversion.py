@@ -18,7 +18,7 @@ from quire.wire.pooling import is_pooled
 from quire.wire.protocol import GenerationRequest, Kind, ParsedBody, SamplingParams
 from service.constraints.schemas import SchemaRefused
 from service.constraints.strict_calls import strict_grammar
-from service.incoming.origins import with_control_text
+from service.incoming.origins import with_changed_chat
 from service.model.continuations import encode_continued, refuse_faulty_choice
 from service.model.served import ServedModel
 from service.model.text import ModelTokenizer
@@ -136,15 +136,15 @@ def _prompt_of(
         return EncodedPrompt(prompt_ids, pooling)
     if body.messages is None:
         return EncodedPrompt(_prompt_ids(body.prompt, served.tokenizer))
-    prompt_ids, holds_control_text, opening = served.tokenizer.encode_chat(
+    prompt_ids, is_changed, opening = served.tokenizer.encode_chat(
         body.messages,
         created_ms=request.created_ms,
         tools=body.tools.tools if body.tools is not None else (),
         arguments=body.template_arguments,
         settings=body.template_settings,
     )
-    if holds_control_text:
-        delivery.origin = with_control_text(delivery.origin)
+    if is_changed:
+        delivery.origin = with_changed_chat(delivery.origin)
     return EncodedPrompt(prompt_ids, opening=opening)
 
 

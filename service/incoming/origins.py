@@ -100,8 +100,8 @@ def decoded(data: bytes) -> tuple[GenerationRequest | None, InvalidRequest | Non
         return None, error
 
 
-def with_control_text(origin: Origin) -> Origin:
-    """The Origin of a chat whose messages contain the text of control tokens."""
+def with_changed_chat(origin: Origin) -> Origin:
+    """The Origin of a chat of which earlier versions made another prompt."""
     fingerprint, before = with_chat_mark(origin.fingerprint), None
     if origin.num_resumed_tokens > 0:
         before = origin.other_fingerprint

@@ -20,7 +20,8 @@ MAX_ADAPTERS = 512
 #: Separates engine and adapter in a fingerprint; neither contains it.
 _SEPARATOR = " "
 
-#: Ends the fingerprint of a chat with the text of control tokens. No adapter's revision is equal.
+#: Ends the fingerprint of a chat whose prompt is another one than in earlier versions. No adapter's
+#: revision is equal.
 _CHAT_MARK = "chat=text"
 
 
@@ -85,9 +86,8 @@ def is_same_adapter(one: str, other: str) -> bool:
 
 
 def with_chat_mark(fingerprint: str) -> str:
-    """The fingerprint for a chat whose messages contain the text of control tokens.
+    """The fingerprint for a chat of which earlier versions make another prompt; see ChatPrompt.
 
-    Earlier versions turned that text into control tokens, so for them the chat is another prompt.
     They read the mark as another adapter, and therefore end such a request and do not continue it.
     """
     return f"{fingerprint}{_SEPARATOR}{_CHAT_MARK}"

@@ -10,7 +10,7 @@ from functools import reduce
 from typing import Any
 
 from jinja2 import Environment, nodes
-from jinja2.runtime import Undefined
+from jinja2.runtime import Context, Undefined
 from jinja2.visitor import NodeTransformer
 
 #: Values that complete a control token which a template writes in pieces, as in
@@ -32,8 +32,62 @@ _REPLACES = frozenset({"replace"})
 #: Filters that only compare with their arguments.
 _COMPARES = frozenset({"select", "reject", "selectattr", "rejectattr", "trim"})
 
+#: The test of templates whether a value is none.
+NONE_TEST = "none"
+
 #: Replaces the control tokens in a template's own text by marks; see `control_tokens`.
 Marked = Callable[[str], str]
+
+
+class NoText(str):
+    """The content of a message that has none: null where a template asks for it, else empty.
+
+    The authors of some templates test for null, because OpenAI's API has it beside calls. Others
+    join the content with other text, which fails with null.
+    """
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return other is None or str.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
+
+
+def with_plain_content(message: dict[str, Any]) -> dict[str, Any]:
+    """The message as templates take it: its text parts joined, its reasoning under every name."""
+    content = message["content"]
+    thought = message.get("reasoning_content")
+    # Some templates have other names for it. That of gpt-oss refuses it beside content and calls.
+    if thought and not (content and message.get("tool_calls")):
+        message = {"reasoning": thought, "thinking": thought, **message}
+    if isinstance(content, str | None):
+        return message
+    return {**message, "content": "".join(part["text"] for part in content)}
+
+
+def with_no_text(root: Callable[[Context], Iterator[str]]) -> Callable[[Context], Iterator[str]]:
+    """The function that renders a template, with a NoText for each content of null.
+
+    It cannot be in the messages before: the library leaves out keys whose value is null, and makes
+    plain strings of all others.
+    """
+
+    def render(context: Context) -> Iterator[str]:
+        for message in context.resolve("messages"):
+            if message.get("content") is None:
+                message["content"] = NoText()
+        yield from root(context)
+
+    return render
+
+
+def is_none(value: object) -> bool:
+    """What the test NONE_TEST does in a rewritten template."""
+    return value is None or isinstance(value, NoText)
 
 
 def own_text(environment: Environment, source: str) -> str:
@@ -47,7 +101,8 @@ def own_text(environment: Environment, source: str) -> str:
 def rewritten(environment: Environment, source: str, marked: Marked) -> nodes.Template:
     """The syntax tree of the template, with marks for the control tokens in its own text.
 
-    The template needs a global function `joined(marked)` with the name JOIN.
+    The template needs a global function `joined(marked)` with the name JOIN, and `is_none` as its
+    test NONE_TEST.
     """
     tree = environment.parse(source)
     _Marking(marked).visit(tree)

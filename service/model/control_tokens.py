@@ -30,14 +30,16 @@ _HIGH, _LOW, _PER_HIGH = 0xD800, 0xDC00, 0x400
 
 
 class ChatPrompt(NamedTuple):
-    """The token ids of a chat, and whether a message contains the text of a control token.
+    """The token ids of a chat.
 
-    `opening`: the mark of reasoning that the prompt ends with, so that the output begins within the
-    reasoning; empty if it does not.
+    `is_changed`: earlier versions made another prompt of it, because a message contains the text of
+    a control token, or because the template tells a content of null from an empty text. `opening`:
+    the mark of reasoning that the prompt ends with, so that the output begins within the reasoning;
+    empty if it does not.
     """
 
     token_ids: list[int]
-    holds_control_text: bool
+    is_changed: bool
     opening: str = ""
 
 
@@ -87,7 +89,7 @@ class ControlTokens:
         Raises:
             UnicodeEncodeError: the text contains half a mark.
         """
-        holds_control_text = self._pattern.search(text) is not None
+        is_changed = self._pattern.search(text) is not None
         marks = list(_MARK.finditer(text))
         whole, spans = self._named(text, marks)
         ids = encoded(self._tokenizer, whole, add_special_tokens=False)
@@ -100,7 +102,7 @@ class ControlTokens:
             written = [_covers(found, span) for span in spans]
             whole, _ = self._named(text, marks, written)
             ids = encoded(self._tokenizer, whole, add_special_tokens=False)
-        return ChatPrompt(ids, holds_control_text)
+        return ChatPrompt(ids, is_changed)
 
     def _named(
         self, text: str, marks: Sequence[re.Match[str]], written: Sequence[bool] | None = None

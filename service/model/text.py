@@ -25,7 +25,16 @@ from quire.errors import InvalidRequest
 from quire.openai.tools.formats import FORMATS, REASONING_FORMATS
 from quire.wire.logprobs import TokenLogprob, TopLogprob
 from service.constraints.strict_calls import CallMarks, call_marks, mark_ids
-from service.model.chat_template import JOIN, joined, own_text, rewritten
+from service.model.chat_template import (
+    JOIN,
+    NONE_TEST,
+    is_none,
+    joined,
+    own_text,
+    rewritten,
+    with_no_text,
+    with_plain_content,
+)
 from service.model.control_tokens import ChatPrompt, ControlTokens
 from service.model.encoding import encoded
 from service.model.gguf_tokenizer import load_gguf_tokenizer
@@ -168,7 +177,9 @@ class ModelTokenizer:
         that it does not read are ignored. `settings` say how it renders; see
         `quire.wire.chat_messages.template_settings_of`.
 
-        The `opening` of the result is a mark of reasoning with which the prompt ends, if it does.
+        The `opening` of the result is a mark of reasoning with which the prompt ends, if it does. A
+        content of null is null where the template tests for it, and else an empty text; the library
+        leaves it out.
 
         Only the template's own text can become a control token; all strings of the messages are
         data. If no message contains the text of a control token, the ids are those of the
@@ -191,11 +202,14 @@ class ModelTokenizer:
                 raise InvalidRequest(f"body.{name}", message)
         created = _CREATED_MS.set(created_ms)
         try:
-            plain = [_with_plain_content(message) for message in messages]
+            plain = [with_plain_content(message) for message in messages]
             given = {name: value for name, value in arguments.items() if name in self._variables}
-            text = self._render_chat(plain, **{**given, **wanted})
+            variables = {**given, **wanted}
+            text = self._render_chat(plain, **variables)
             end = self._control.unmarked(text[-MAX_OPENING_LENGTH:])
-            return self._control.encode(text)._replace(opening=_opening_at(end))
+            prompt = self._control.encode(text)._replace(opening=_opening_at(end))
+            is_changed = prompt.is_changed or text != self._text_before(plain, text, variables)
+            return prompt._replace(is_changed=is_changed)
         except Exception as error:
             # A template is a program of the model's author and may raise anything.
             reason = self._control.unmarked(str(error))
@@ -203,6 +217,22 @@ class ModelTokenizer:
             raise InvalidRequest("body.messages", message) from error
         finally:
             _CREATED_MS.reset(created)
+
+    def _text_before(
+        self, messages: Messages, text: str, variables: Mapping[str, Any]
+    ) -> str | None:
+        """The `text` of a chat as earlier versions rendered it: they gave templates no null.
+
+        None if the template refuses it so.
+        """
+        assert self._render_chat is not None
+        if all(message["content"] is not None for message in messages):
+            return text
+        before = [{**message, "content": message["content"] or ""} for message in messages]
+        try:
+            return self._render_chat(before, **variables)
+        except Exception:  # noqa: BLE001 - a template is a program and may raise anything.
+            return None
 
     def text_stream(
         self,
@@ -287,7 +317,8 @@ def _chat_of(loaded: Any) -> dict[str, Any]:
     template_text = "\0".join([own_text(environment, source), *named])
     control = ControlTokens(loaded.backend_tokenizer, template_text=template_text)
     own = environment.from_string(rewritten(environment, own_source, control.marked))
-    compiled.root_render_func, compiled.blocks = own.root_render_func, own.blocks
+    compiled.root_render_func, compiled.blocks = with_no_text(own.root_render_func), own.blocks
+    environment.tests = environment.tests | {NONE_TEST: is_none}
     compiled.globals |= {JOIN: joined(control.marked), "strftime_now": _strftime_of_chat}
     special = {
         name: control.marked(text) if isinstance(text, str) else text
@@ -358,15 +389,3 @@ def _special(tokenizer: Tokenizer) -> dict[str, int]:
 
 def _strftime_of_chat(form: str) -> str:
     return datetime.fromtimestamp(_CREATED_MS.get() / 1000, UTC).strftime(form)
-
-
-def _with_plain_content(message: dict[str, Any]) -> dict[str, Any]:
-    """The message as templates take it: its text parts joined, its reasoning under every name."""
-    content = message["content"]
-    thought = message.get("reasoning_content")
-    # Some templates have other names for it. That of gpt-oss refuses it beside content and calls.
-    if thought and not (content and message.get("tool_calls")):
-        message = {"reasoning": thought, "thinking": thought, **message}
-    if isinstance(content, str):
-        return message
-    return {**message, "content": "".join(part["text"] for part in content)}

@@ -143,7 +143,7 @@ def render_chat(messages: Messages) -> str:
     """A chat template in one line; refuses what it does not know, as templates do."""
     if any(message["role"] not in ("system", "user", "assistant") for message in messages):
         raise ValueError("unknown role")
-    return "".join(f"{message['role']}:{message['content']}\n" for message in messages)
+    return "".join(f"{message['role']}:{message['content'] or ''}\n" for message in messages)
 
 
 def fake_model(

@@ -115,7 +115,7 @@ def test_what_an_earlier_version_began_of_another_prompt_is_not_gone_on_with(
     output = ended(queue, request_id)
     error = output.completion.error
     assert error is not None and error.code == "not_resumable"
-    assert "reads control tokens in messages" in error.message
+    assert "makes another prompt of this chat" in error.message
     assert output.token_ids == WHOLE[:2]
 
 

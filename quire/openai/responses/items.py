@@ -114,8 +114,10 @@ def _add(item: Mapping[str, Any], messages: list[dict[str, Any]]) -> None:
         messages.append(output)
     elif kind == "function_call":
         if of_assistant is None or len(of_assistant.get("tool_calls", ())) >= MAX_CALLS:
-            of_assistant = {"role": "assistant", "content": ""}
+            of_assistant = {"role": "assistant", "content": None}
             messages.append(of_assistant)
+        # Some templates write the calls of a message only if its content is null.
+        of_assistant["content"] = of_assistant["content"] or None
         function = {"name": item["name"], "arguments": item["arguments"]}
         call = {"id": item["call_id"], "type": "function", "function": function}
         of_assistant.setdefault("tool_calls", []).append(call)

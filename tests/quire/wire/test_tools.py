@@ -112,7 +112,7 @@ def test_templates_get_the_arguments_of_earlier_calls_as_objects() -> None:
     said = {"role": "assistant", "content": None, "tool_calls": [call, empty]}
     result = {"role": "tool", "tool_call_id": "c1", "content": "31"}
     messages = parsed(messages=[*CHAT["messages"], said, result], tools=[WEATHER]).messages
-    assert messages is not None and messages[1]["content"] == ""
+    assert messages is not None and messages[1]["content"] is None
     told = [one["function"]["arguments"] for one in messages[1]["tool_calls"]]
     assert told == [{"city": "Rome"}, {}]
     assert messages[2] == result

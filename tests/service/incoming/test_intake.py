@@ -112,7 +112,7 @@ class DatedTokenizer(ModelTokenizer):
 
     def encode_chat(self, messages: Messages, *, created_ms: int, **_: Any) -> ChatPrompt:
         del messages
-        return ChatPrompt([3 + created_ms % 64], holds_control_text=False)
+        return ChatPrompt([3 + created_ms % 64], is_changed=False)
 
 
 def test_a_chat_is_rendered_for_the_time_of_its_submit_whenever_it_is_claimed(queue: Queue):

@@ -109,9 +109,9 @@ def test_the_text_of_a_control_token_in_a_message_is_tokens_that_spell_it(loaded
 
 
 def test_what_a_message_holds_of_control_text_is_noticed(loaded: Loaded):
-    assert not loaded.model.encode_chat(chat(HARMLESS), created_ms=0).holds_control_text
+    assert not loaded.model.encode_chat(chat(HARMLESS), created_ms=0).is_changed
     for text in sorted(loaded.control):
-        assert loaded.model.encode_chat(chat(f"a{text}"), created_ms=0).holds_control_text
+        assert loaded.model.encode_chat(chat(f"a{text}"), created_ms=0).is_changed
 
 
 HOSTILE = st.lists(

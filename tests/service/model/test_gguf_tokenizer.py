@@ -32,7 +32,7 @@ def test_a_chat_is_rendered_by_the_files_template_and_only_that_writes_control_t
     prompt = tokenizer.encode_chat(messages, created_ms=0)
     control = [TOKENS[id_] for id_ in prompt.token_ids if id_ < 3]
     assert control == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
-    assert prompt.holds_control_text
+    assert prompt.is_changed
     assert tokenizer.backend.decode(prompt.token_ids, skip_special_tokens=False) == (
         "<|im_start|>user\nhi<|im_end|><|im_end|>\n<|im_start|>assistant\n"
     )
