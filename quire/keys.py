@@ -98,9 +98,12 @@ Files and batches have keys of shard 0, written by the scripts in `scripts/batch
                                  filename, bytes, created_ms, expires_ms, and `uses`, the batches
                                  that read it and have not ended.
     files:<tenant>      zset     published file -> when it was created, unix ms.
+    file:deleted:<tenant> stream the ids of about the last thousand deleted files, each with its
+                                 place in `files:<tenant>`. Expires after a day.
     batch:<id>          hash     a batch: status, tenant, epoch, owner, and the fields that
                                  docs/reference/batches.md lists.
     batches:<tenant>    zset     batch -> when it was created, unix ms.
+    batch:deleted:<tenant> stream the same of batches.
     batch-work          zset     batch that has not ended -> from when on a batcher may claim it:
                                  its creation, or the expiry of its lease, unix ms.
     batch-open          hash     tenant -> number of its batches that have not ended.
@@ -350,11 +353,18 @@ class Keys:
     def files(self, tenant: str) -> str:
         return f"{self.prefix}:files:{tenant}"
 
+    def deleted_files(self, tenant: str) -> str:
+        # A name for which no user of Redis needs a new right.
+        return self.file(f"deleted:{tenant}")
+
     def batch(self, batch_id: str) -> str:
         return f"{self.prefix}:batch:{batch_id}"
 
     def batches(self, tenant: str) -> str:
         return f"{self.prefix}:batches:{tenant}"
+
+    def deleted_batches(self, tenant: str) -> str:
+        return self.batch(f"deleted:{tenant}")
 
     @property
     def batch_work(self) -> str:

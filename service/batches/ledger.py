@@ -135,15 +135,13 @@ def delete_file(keys: Keys, file_id: str, *, tenant: str) -> Procedure[str]:
 
     Then delete the content, and call `forget_file`. A batcher repeats both if that is interrupted.
     """
-    names = (keys.file(file_id), keys.batch_ends, keys.files(tenant))
-    reply = yield from _asked("delete_file", names, file_id, AGAIN_MS)
+    reply = yield from _asked("delete_file", _of_file(keys, file_id, tenant), file_id, AGAIN_MS)
     return str(reply.decode())
 
 
 def forget_file(keys: Keys, file_id: str, *, tenant: str) -> Procedure[None]:
     """Deletes the record of a file whose content is gone."""
-    names = (keys.file(file_id), keys.batch_ends, keys.files(tenant))
-    yield from _asked("forget", names, "file", file_id)
+    yield from _asked("forget", _of_file(keys, file_id, tenant), "file", file_id)
 
 
 def read_file(keys: Keys, file_id: str) -> Procedure[FileRecord | None]:
@@ -157,9 +155,8 @@ def list_files(
     keys: Keys, tenant: str, *, after: str | None, is_ascending: bool, count: int
 ) -> Procedure[Listed[FileRecord] | None]:
     """The next files after one of them; None if there is no such file. Without expired ones."""
-    ids = yield from _next_ids(
-        keys.files(tenant), after=after, is_ascending=is_ascending, count=count
-    )
+    places = (keys.files(tenant), keys.deleted_files(tenant))
+    ids = yield from _next_ids(*places, after=after, is_ascending=is_ascending, count=count)
     if ids is None:
         return None
     *found, time = yield RoundTrip(
@@ -207,10 +204,11 @@ def read_batch(keys: Keys, batch_id: str) -> Procedure[BatchRecord | None]:
 
 
 def list_batches(
-    keys: Keys, tenant: str, *, after: str | None, count: int
+    keys: Keys, tenant: str, *, after: str | None, is_ascending: bool, count: int
 ) -> Procedure[Listed[BatchRecord] | None]:
-    """The next older batches after one of them; None if there is no such batch."""
-    ids = yield from _next_ids(keys.batches(tenant), after=after, is_ascending=False, count=count)
+    """The next batches after one of them; None if there is no such batch."""
+    places = (keys.batches(tenant), keys.deleted_batches(tenant))
+    ids = yield from _next_ids(*places, after=after, is_ascending=is_ascending, count=count)
     if ids is None:
         return None
     *found, _ = yield RoundTrip(
@@ -320,8 +318,8 @@ def due_ends(keys: Keys, *, count: int) -> Procedure[list[tuple[str, str, str]]]
 
 def forget_batch(keys: Keys, batch_id: str, *, tenant: str) -> Procedure[None]:
     """Deletes the record of an ended batch."""
-    names = (keys.batch(batch_id), keys.batch_ends, keys.batches(tenant))
-    yield from _asked("forget", names, "batch", batch_id)
+    indexes = (keys.batch_ends, keys.batches(tenant), keys.deleted_batches(tenant))
+    yield from _asked("forget", (keys.batch(batch_id), *indexes), "batch", batch_id)
 
 
 def inspect_batches(keys: Keys) -> Procedure[tuple[int, int]]:
@@ -344,14 +342,24 @@ def _asked(transition: str, names: Sequence[str], *arguments: Argument) -> Proce
     return raise_if_error(reply)
 
 
+def _of_file(keys: Keys, file_id: str, tenant: str) -> tuple[str, ...]:
+    indexes = (keys.batch_ends, keys.files(tenant), keys.deleted_files(tenant))
+    return (keys.file(file_id), *indexes)
+
+
 def _next_ids(
-    index: str, *, after: str | None, is_ascending: bool, count: int
+    index: str, deleted: str, *, after: str | None, is_ascending: bool, count: int
 ) -> Procedure[list[str] | None]:
-    """The ids after one of an index, in this order; None if the index does not have that one."""
+    """The ids after one of an index, in this order; None if the index never had that one.
+
+    `deleted` has the places of those that the index had lately.
+    """
     first = 0
     if after is not None:
         rank = "zrank" if is_ascending else "zrevrank"
         (found,) = yield RoundTrip((command(rank, index, after),))
+        if found is None:
+            found = yield from _last_before(index, deleted, after, is_ascending=is_ascending)
         if found is None:
             return None
         first = int(found) + 1
@@ -359,6 +367,26 @@ def _next_ids(
         (command("zrange", index, first, first + count - 1, desc=not is_ascending),)
     )
     return [one.decode() for one in ids]
+
+
+def _last_before(
+    index: str, deleted: str, name: str, *, is_ascending: bool
+) -> Procedure[int | None]:
+    """The rank of the id before the place of a deleted one, -1 if there is none."""
+    (entries,) = yield RoundTrip((command("xrevrange", deleted),))
+    gone = name.encode()
+    places = (fields.get(b"created") for _, fields in entries if fields.get(b"id") == gone)
+    if (created := next(places, None)) is None:
+        return None
+    older, same, total = yield RoundTrip(
+        (
+            command("zcount", index, "-inf", f"({created.decode()}"),
+            command("zrangebyscore", index, created, created),
+            command("zcard", index),
+        )
+    )
+    before: int = older + sum(one < gone for one in same)
+    return before - 1 if is_ascending else int(total) - before - 1
 
 
 def _flat(fields: Mapping[str, Argument]) -> Iterable[Argument]:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -26,7 +27,13 @@ from service.gateway.batches.bodies import (
     refuse_unknown,
     unknown,
 )
-from service.gateway.batches.files import CallerOf, Files, in_thread, write_lines
+from service.gateway.batches.files import (
+    CallerOf,
+    Files,
+    in_thread,
+    records_of_page,
+    write_lines,
+)
 from service.gateway.callers import Caller
 from service.gateway.queue import DEFAULT_TENANT
 from service.gateway.refusals import Refused, key_reused
@@ -80,13 +87,10 @@ class BatchRoutes:
         """`GET /v1/batches`."""
         tenant = self._caller_of(request).tenant or DEFAULT_TENANT
         page = page_of(request.query_params, longest=MAX_PAGE, default=DEFAULT_PAGE)
-        # One more than asked for tells whether there are more.
-        listed = await self._records.run(
-            ledger.list_batches(self._keys, tenant, after=page.after, count=page.limit + 1)
+        found = await records_of_page(
+            partial(ledger.list_batches, self._keys, tenant), self._records, page, kind="batch"
         )
-        if listed is None:
-            raise InvalidRequest("after", f"there is no batch {page.after!r}")
-        return self._answer(page_body([record.body for record in listed.records], page))
+        return self._answer(page_body([record.body for record in found], page))
 
     async def show(self, request: Request) -> Response:
         """`GET /v1/batches/{id}`."""

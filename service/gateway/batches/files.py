@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,11 +12,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.errors import InvalidRequest
+from quire.transport.procedure import Procedure
 from service.batches import ledger
-from service.batches.ledger import AsyncLedger
-from service.batches.records import FILE_ID, INPUT, FileRecord
+from service.batches.ledger import AsyncLedger, Listed
+from service.batches.records import FILE_ID, INPUT, BatchRecord, FileRecord
 from service.batches.storage import FolderStorage, StorageError
 from service.gateway.batches.bodies import (
+    Page,
     expiry_of_form,
     full,
     json_answer,
@@ -38,6 +41,7 @@ MAX_PAGE, DEFAULT_PAGE = 10_000, 1000
 
 CallerOf = Callable[[Request], Caller]
 
+_Record = TypeVar("_Record", FileRecord, BatchRecord)
 _Result = TypeVar("_Result")
 _log = structlog.get_logger("service.gateway")
 
@@ -141,29 +145,16 @@ class FileRoutes:
 
     async def list_all(self, request: Request) -> Response:
         """`GET /v1/files`."""
-        records = self._files.records
         tenant = self._caller_of(request).tenant or DEFAULT_TENANT
         page = page_of(request.query_params, longest=MAX_PAGE, default=DEFAULT_PAGE)
         purpose = request.query_params.get("purpose")
-        found: list[FileRecord] = []
-        after = page.after
-        # One more than asked for tells whether there are more.
-        while len(found) <= page.limit:
-            part = await records.run(
-                ledger.list_files(
-                    records.keys,
-                    tenant,
-                    after=after,
-                    is_ascending=page.is_ascending,
-                    count=ledger.MAX_LISTED,
-                )
-            )
-            if part is None:
-                raise InvalidRequest("after", f"there is no file {after!r}")
-            found += [record for record in part.records if purpose in (None, record.purpose)]
-            after = part.last
-            if after is None:
-                break
+        found = await records_of_page(
+            partial(ledger.list_files, self._files.records.keys, tenant),
+            self._files.records,
+            page,
+            kind="file",
+            is_wanted=lambda record: purpose in (None, record.purpose),
+        )
         return self._answer(page_body([record.body for record in found], page))
 
     async def show(self, request: Request) -> Response:
@@ -193,6 +184,31 @@ class FileRoutes:
 
     async def _find(self, request: Request) -> FileRecord:
         return await self._files.find(request.path_params["id"], self._caller_of(request))
+
+
+async def records_of_page(
+    read: Callable[..., Procedure[Listed[_Record] | None]],
+    records: AsyncLedger,
+    page: Page,
+    *,
+    kind: str,
+    is_wanted: Callable[[_Record], bool] = lambda _: True,
+) -> list[_Record]:
+    """The wanted records of a page, and one more if there are more. InvalidRequest.
+
+    `read` reads a part of the list, which may lack records that have expired or are lost.
+    """
+    found: list[_Record] = []
+    after, count = page.after, min(page.limit + 1, ledger.MAX_LISTED)
+    while len(found) <= page.limit:
+        part = await records.run(read(after=after, is_ascending=page.is_ascending, count=count))
+        if part is None:
+            raise InvalidRequest("after", f"there is no {kind} {after!r}")
+        found += filter(is_wanted, part.records)
+        after = part.last
+        if after is None:
+            break
+    return found
 
 
 async def in_thread(call: Callable[..., _Result], *arguments: Any) -> _Result:

@@ -142,6 +142,22 @@ def test_an_expired_batch_keeps_its_finished_lines(front, queue):
     assert results_of(openai, batch) == {"quick": expected_text(1), "slow": "batch_expired"}
 
 
+def test_lists_of_batches_come_in_both_orders_and_over_lost_records(front):
+    openai = front.openai
+    made = [create(openai, line("a")).id for _ in range(5)]
+    index = front.queue.keys.batches("default")
+    front.queue.connection.zadd(index, {name: number for number, name in enumerate(made)})
+    for order, wanted in (("asc", made), ("desc", made[::-1])):
+        listed = openai.batches.list(limit=2, extra_query={"order": order})
+        assert [one.id for one in listed] == wanted
+    # Its place in the list is kept although Redis has lost the record.
+    front.queue.connection.delete(front.queue.keys.batch(made[2]))
+    assert [one.id for one in openai.batches.list(limit=2)] == [made[n] for n in (4, 3, 1, 0)]
+    with pytest.raises(BadRequestError) as refused:
+        openai.batches.list(extra_query={"order": "newest"})
+    assert refused.value.param == "order"
+
+
 def test_a_repeated_call_with_a_key_finds_the_batch(front):
     file_id = upload(front.openai, line("a"))
 

@@ -21,17 +21,17 @@ class Records:
     def run(self, procedure):
         return self._ledger.run(procedure)
 
-    def publish(self, *, max_files: int = 9) -> str:
+    def publish(self, name: str = FILE, *, max_files: int = 9) -> str:
         fields = {"purpose": "batch", "filename": "f", "bytes": 1}
         return self.run(
             ledger.publish_file(
-                self.keys, FILE, tenant="t", seconds=60, max_files=max_files, fields=fields
+                self.keys, name, tenant="t", seconds=60, max_files=max_files, fields=fields
             )
         )
 
-    def upload(self) -> None:
-        self.run(ledger.reserve_file(self.keys, FILE, tenant="t"))
-        assert self.publish() == "published"
+    def upload(self, name: str = FILE) -> None:
+        self.run(ledger.reserve_file(self.keys, name, tenant="t"))
+        assert self.publish(name) == "published"
 
     def create(self, *, digest: str = "d", name: str = BATCH, max_open: int = 9) -> str:
         return self.run(
@@ -218,3 +218,53 @@ def test_a_batch_is_created_once_for_its_id(records):
     ]
     assert records.run(ledger.read_file(records.keys, FILE)).uses == 1
     assert records.create(name="batch_2", max_open=1) == "full"
+
+
+def listed(records, *, after=None, is_ascending, kind="files"):
+    read = ledger.list_files if kind == "files" else ledger.list_batches
+    part = records.run(read(records.keys, "t", after=after, is_ascending=is_ascending, count=9))
+    return None if part is None else [record.id for record in part.records]
+
+
+@pytest.mark.parametrize("is_ascending", [True, False])
+@pytest.mark.parametrize("is_moment_shared", [True, False])
+def test_a_list_goes_on_after_what_was_deleted(records, is_ascending, is_moment_shared):
+    names = [f"file-{number}" for number in range(5)]
+    for number, name in enumerate(names):
+        records.upload(name)
+        moment = 1 if is_moment_shared else number
+        records.connection.zadd(records.keys.files("t"), {name: moment})
+    ordered = names if is_ascending else names[::-1]
+    for number, name in enumerate(ordered):
+        records.run(ledger.delete_file(records.keys, name, tenant="t"))
+        records.run(ledger.forget_file(records.keys, name, tenant="t"))
+        rest = ordered[number + 1 :]
+        for gone in ordered[: number + 1]:
+            assert listed(records, after=gone, is_ascending=is_ascending) == rest
+    assert listed(records, after="file-9", is_ascending=is_ascending) is None
+    # Not for ever, and not any number of them.
+    assert 0 < records.connection.pttl(records.keys.deleted_files("t")) <= 86_400_000
+
+
+def test_the_places_of_few_deleted_files_are_kept(records):
+    names = [f"file-{number}" for number in range(1400)]
+    records.connection.zadd(records.keys.files("t"), dict.fromkeys(names, 1))
+    for name in names:
+        records.run(ledger.forget_file(records.keys, name, tenant="t"))
+    assert 1000 <= records.connection.xlen(records.keys.deleted_files("t")) < 1200
+    assert listed(records, after=names[400], is_ascending=True) == []
+    assert listed(records, after=names[0], is_ascending=True) is None
+
+
+@pytest.mark.parametrize("is_ascending", [True, False])
+def test_batches_come_in_both_orders_and_after_one_that_was_deleted(records, is_ascending):
+    records.upload()
+    names = [f"batch_{number}" for number in range(4)]
+    for number, name in enumerate(names):
+        records.create(name=name)
+        records.connection.zadd(records.keys.batches("t"), {name: number})
+    ordered = names if is_ascending else names[::-1]
+    assert listed(records, is_ascending=is_ascending, kind="batches") == ordered
+    records.run(ledger.forget_batch(records.keys, ordered[1], tenant="t"))
+    after = listed(records, after=ordered[1], is_ascending=is_ascending, kind="batches")
+    assert after == ordered[2:]

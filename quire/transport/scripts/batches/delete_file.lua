@@ -1,6 +1,6 @@
 -- Hides a file, so that its content can be deleted; FORGET follows. May be repeated.
 --
--- KEYS: file, ends, index of the tenant's files. ARGV: id, ms after which the next try is due.
+-- KEYS: file, ends, index of the tenant's files, places of deleted ones. ARGV: id, ms after which the next try is due.
 -- Replies `deleted`, `used` by a batch that has not ended, or nothing if the file is gone.
 
 if redis.call('EXISTS', KEYS[1]) == 0 then
@@ -13,5 +13,5 @@ if tonumber(redis.call('HGET', KEYS[1], 'uses') or 0) > 0 then
   return 'used'
 end
 redis.call('HSET', KEYS[1], 'state', 'deleted')
-redis.call('ZREM', KEYS[3], ARGV[1])
+leave_index(KEYS[3], KEYS[4], ARGV[1])
 return 'deleted'

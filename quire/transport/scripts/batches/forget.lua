@@ -1,7 +1,7 @@
 -- Deletes the record of a file whose content is gone, or of a batch whose time is over.
 --
--- KEYS: record, ends, index. ARGV: `file` or `batch`, id. Replies 1 if there was a record.
+-- KEYS: record, ends, index, places of deleted ones. ARGV: `file` or `batch`, id. Replies 1 if there was a record.
 
-redis.call('ZREM', KEYS[3], ARGV[2])
+leave_index(KEYS[3], KEYS[4], ARGV[2])
 redis.call('ZREM', KEYS[2], ARGV[1] .. ':' .. ARGV[2])
 return redis.call('DEL', KEYS[1])

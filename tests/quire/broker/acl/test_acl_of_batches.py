@@ -33,6 +33,8 @@ def test_a_gateway_keeps_the_records_of_files(as_role, real_server, real_broker)
         assert records.run(listed).records == []
     assert records.run(ledger.delete_file(keys, file_id, tenant="t")) == "deleted"
     records.run(ledger.forget_file(keys, file_id, tenant="t"))
+    listed = ledger.list_files(keys, "t", after=file_id, is_ascending=True, count=1)
+    assert records.run(listed).records == []
     producer = Ledger(as_role("producer")._connection, broker.keys.queue)
     refused(lambda: producer.run(ledger.read_file(keys, file_id)))
 
@@ -46,7 +48,7 @@ def test_a_gateway_makes_a_batch_and_a_batcher_runs_it(as_role, tmp_path, real_b
     line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
     source.write_text(json.dumps(line) + "\n")
     storage.put("file-1", source)
-    fields = {"purpose": "batch", "filename": "f", "bytes": 1}
+    fields = {"purpose": "batch", "filename": "f", "bytes": source.stat().st_size}
     records.run(ledger.reserve_file(keys, "file-1", tenant="t"))
     records.run(
         ledger.publish_file(keys, "file-1", tenant="t", seconds=60, max_files=9, fields=fields)
@@ -81,7 +83,7 @@ def test_a_gateway_makes_a_batch_and_a_batcher_runs_it(as_role, tmp_path, real_b
     assert job.run() == "cancelled"
     held_by_nobody = held.run(ledger.inspect_batches(keys))
     assert held_by_nobody == (0, 0)
-    listed = records.run(ledger.list_batches(keys, "t", after=None, count=9))
+    listed = records.run(ledger.list_batches(keys, "t", after=None, is_ascending=False, count=9))
     error_file = listed.records[0].error_file_id
     assert held.run(ledger.due_ends(keys, count=9)) == []
     assert records.run(ledger.delete_file(keys, error_file, tenant="t")) == "deleted"

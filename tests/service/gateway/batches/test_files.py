@@ -50,6 +50,22 @@ def test_a_list_comes_in_pages(openai, order):
     assert openai.files.list(purpose="batch_output").data == []
 
 
+@pytest.mark.parametrize("order", ["asc", "desc"])
+def test_an_iteration_goes_on_over_files_that_it_deletes(openai, order):
+    ids = [upload(openai, name=f"{n}.jsonl").id for n in range(5)]
+    deleted = [openai.files.delete(one.id).id for one in openai.files.list(limit=2, order=order)]
+    assert sorted(deleted) == sorted(ids)
+    assert openai.files.list().data == []
+
+
+def test_a_cursor_that_no_list_had_is_named(openai):
+    upload(openai)
+    for name in ("file-" + "0" * 32, "x"):
+        with pytest.raises(BadRequestError) as refused:
+            openai.files.list(after=name)
+        assert refused.value.param == "after"
+
+
 def test_a_file_expires_when_its_caller_says(openai):
     made = upload(openai, expires_after={"anchor": "created_at", "seconds": 3600})
     assert made.expires_at - made.created_at == 3600
