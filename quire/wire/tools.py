@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import InvalidRequest
-from quire.wire.constraints import Constraint, checked
-from quire.wire.schema_references import moved
+from quire.wire.constraints import Constraint, checked, moved
 
 #: The most functions of one request, as in OpenAI's API.
 MAX_TOOLS = 128

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
-from quire.wire.schema_references import resolve
+from quire.wire.constraints import resolve
 
 #: The most levels of schemas within schemas that are compared.
 MAX_DEPTH = 8

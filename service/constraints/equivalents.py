@@ -6,7 +6,7 @@ Each result allows exactly the values that the keyword allows. Knows no library.
 from collections.abc import Mapping
 from typing import Any
 
-from quire.wire.schema_references import resolve
+from quire.wire.constraints import resolve
 
 #: The most references in a row that are followed.
 MAX_REFERENCES = 8

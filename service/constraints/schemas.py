@@ -12,7 +12,7 @@ from copy import deepcopy
 from decimal import Decimal
 from typing import Any, Final, TypeAlias
 
-from quire.wire.schema_references import resolve
+from quire.wire.constraints import resolve
 from service.constraints.disjoint import first_overlap
 from service.constraints.equivalents import properties_of_names
 from service.constraints.formats import keywords_of

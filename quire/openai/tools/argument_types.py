@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from quire.wire.schema_references import resolve
+from quire.wire.constraints import resolve
 
 #: For each function and each of its arguments the types that it may have, a letter of LETTERS each.
 ArgumentTypes: TypeAlias = Mapping[str, Mapping[str, str]]
