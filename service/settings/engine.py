@@ -77,7 +77,12 @@ class EngineSettings(ProcessSettings):
     )
     attention_backend: Literal[
         "auto", "reference", "single-token", "cpu", "cuda", "cuda-gathered"
-    ] = setting("Model", "Implementation of paged attention.", default="auto")
+    ] = setting(
+        "Model",
+        "Implementation of paged attention. `auto` uses another one on CUDA for requests that "
+        "compute one token in a step; a named one computes everything outside captured steps.",
+        default="auto",
+    )
     deterministic: bool = setting(
         "Model",
         "A token's logits do not depend on the other requests in the batch; they are equal bit by "

@@ -5,13 +5,15 @@
     cpu            batched torch operations; made for a CPU, runs on any device
     cuda           torch's flash attention over packed rows, reads the blocks directly
     cuda-gathered  the same over gathered keys, for releases of torch that cannot read blocks
-    triton         only decodes, split over their keys (flash decoding); for captured steps
+    triton         only decodes, split over their keys (flash decoding)
+
+On CUDA, rows of one token use `triton` in every step, and a backend computes the longer rows.
 
 Every backend must pass the same test suite, and `self_check` on the machine on which it serves.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 
@@ -46,8 +48,12 @@ BACKENDS: dict[str, Callable[[], AttentionBackend]] = {
 AUTOMATIC = {"cpu": ("cpu", "reference"), "cuda": ("cuda", "cuda-gathered", "cpu", "reference")}
 #: The same for `deterministic`, where a token's result must not depend on other tokens.
 DETERMINISTIC = {"cpu": ("single-token",), "cuda": ("cuda", "cuda-gathered", "single-token")}
-#: Attention of captured steps, in order of preference: the first one splits long rows.
-DECODES: tuple[Callable[[], DecodeAttention], ...] = (TritonDecode, CudaAttention)
+#: Attention of rows of one token on each type of device, in order of preference. The first one
+#: splits long rows. On a CPU the backends are as fast.
+DECODES: dict[str, tuple[Callable[[], DecodeAttention], ...]] = {
+    "cpu": (),
+    "cuda": (TritonDecode, CudaAttention),
+}
 
 logger = logging.getLogger(__name__)
 
@@ -60,11 +66,8 @@ def choose_backend(
     block_size: int,
     needs: AttentionNeeds = ANY_NEEDS,
     deterministic: bool = False,
-) -> tuple[AttentionBackend, int]:
-    """The backend with this name, checked on this machine, and the block size to use with it.
-
-    "auto" is the fastest backend that passes. The block size is `block_size` if the backend
-    supports it, otherwise the next multiple of the backend's `block_multiple`.
+) -> AttentionBackend:
+    """The backend with this name, checked on this machine; "auto" is the fastest that passes.
 
     Raises:
         ValueError: no backend has this name.
@@ -77,18 +80,14 @@ def choose_backend(
     for candidate in automatic if name == "auto" else (name,):
         try:
             backend = BACKENDS[candidate]()
+            self_check(backend, dtype=dtype, device=device, block_size=block_size, needs=needs)
         except AttentionUnavailable as reason:
             failure = AttentionCheckFailed(f"attention backend {candidate!r}: {reason}")
-            logger.warning("%s", failure)
-            continue
-        for size in _block_sizes(backend, block_size):
-            try:
-                self_check(backend, dtype=dtype, device=device, block_size=size, needs=needs)
-            except AttentionCheckFailed as reason:
-                failure = reason
-                logger.warning("%s; blocks of %d tokens", reason, size)
-            else:
-                return backend, size
+        except AttentionCheckFailed as reason:
+            failure = reason
+        else:
+            return backend
+        logger.warning("%s; blocks of %d tokens", failure, block_size)
     assert failure is not None
     raise failure
 
@@ -97,7 +96,7 @@ def choose_decode(
     *, dtype: torch.dtype, device: torch.device | str, block_size: int, needs: AttentionNeeds
 ) -> DecodeAttention | None:
     """The first of `DECODES` that works on this device; None if there is none."""
-    for make in DECODES:
+    for make in DECODES[torch.device(device).type]:
         try:
             decode = make()
             self_check(
@@ -109,14 +108,7 @@ def choose_decode(
                 rows=CHECKED_DECODES,
             )
         except (AttentionUnavailable, AttentionCheckFailed) as reason:
-            logger.warning("an attention for captured steps cannot be used: %s", reason)
+            logger.warning("an attention for decodes cannot be used: %s", reason)
         else:
             return decode
     return None
-
-
-def _block_sizes(backend: AttentionBackend, block_size: int) -> Iterator[int]:
-    yield block_size
-    multiple = backend.block_multiple
-    if block_size % multiple:
-        yield -(-block_size // multiple) * multiple

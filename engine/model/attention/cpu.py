@@ -27,7 +27,6 @@ class CpuAttention:
     """One dense attention for each group of decodes and for each chunk."""
 
     name = "cpu"
-    block_multiple = 1
     #: True because whole blocks are gathered.
     reads_unwritten_slots = True
 

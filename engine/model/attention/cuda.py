@@ -35,8 +35,6 @@ class CudaAttention:
     """
 
     name = "cuda"
-    #: FlashAttention 2 needs page sizes that are multiples of it; other versions accept any size.
-    block_multiple = 256
     reads_unwritten_slots = False
 
     def __init__(self, varlen: Varlen | None = None) -> None:
@@ -47,17 +45,13 @@ class CudaAttention:
         cumulative = np.zeros((2, rows + 1), dtype=np.int32)
         np.cumsum(metadata.query_lens, out=cumulative[0, 1:])
         np.cumsum(metadata.context_lens, out=cumulative[1, 1:])
-        # Table entries after a row's context must be valid block ids, too.
-        sizes = -(-metadata.context_lens // metadata.block_size)
-        behind = np.arange(metadata.block_tables.shape[1]) >= sizes[:, None]
-        tables = np.where(behind, 0, metadata.block_tables).astype(np.int32)
         device = metadata.device
         return _VarlenStep(
             self._varlen,
             cumulative_queries=to_device(cumulative[0], device),
             cumulative_keys=to_device(cumulative[1], device),
             context_lens=to_device(metadata.context_lens.astype(np.int32), device),
-            block_tables=to_device(tables, device),
+            block_tables=to_device(metadata.valid_tables, device),
             max_query=int(metadata.query_lens.max()),
             max_context=int(metadata.context_lens.max()),
         )

@@ -41,7 +41,6 @@ class GatheredAttention:
     """
 
     name = "cuda-gathered"
-    block_multiple = 1
     reads_unwritten_slots = False
 
     def __init__(self, varlen: Varlen | None = None, *, max_keys: int = MAX_GATHERED_KEYS) -> None:

@@ -52,6 +52,13 @@ class AttentionMetadata:
         """[rows], the index of each row's first token in the flattened step."""
         return np.cumsum(self.query_lens) - self.query_lens
 
+    @property
+    def valid_tables(self) -> NDArray[np.int32]:
+        """`block_tables` with block 0 in the undefined entries, for kernels that need valid ids."""
+        sizes = -(-self.context_lens // self.block_size)
+        behind = np.arange(self.block_tables.shape[1]) >= sizes[:, None]
+        return np.where(behind, 0, self.block_tables).astype(np.int32)
+
 
 class StepAttention(Protocol):
     """The attention of one step. Call it once per layer, after writing its keys and values."""
@@ -100,11 +107,6 @@ class AttentionBackend(Protocol):
     @property
     def name(self) -> str:
         """The name in the configuration; part of the engine's fingerprint."""
-        ...
-
-    @property
-    def block_multiple(self) -> int:
-        """If a block size is not supported, the next multiple of this one is tried."""
         ...
 
     @property

@@ -17,7 +17,6 @@ class ReferenceAttention:
     """The slow and simple backend, for any device."""
 
     name = "reference"
-    block_multiple = 1
     reads_unwritten_slots = False
 
     def prepare(self, metadata: AttentionMetadata) -> StepAttention:

@@ -21,6 +21,7 @@ from engine.model.attention.interface import (
     StepAttention,
 )
 from engine.model.attention.reference import ReferenceAttention
+from engine.model.attention.split import plan_rows
 
 #: (query length, context length): decodes and chunks in one step, with contexts that end before, at
 #: and after the end of a block.
@@ -121,7 +122,6 @@ class DecodesOnly:
     """A decode attention as a backend, for steps in which every row has one token."""
 
     decode: DecodeAttention
-    block_multiple: int = 1
     reads_unwritten_slots: bool = False
 
     @property
@@ -129,12 +129,7 @@ class DecodesOnly:
         return self.decode.name
 
     def prepare(self, metadata: AttentionMetadata) -> StepAttention:
-        assert (metadata.query_lens == 1).all()
-        return self.decode.plan_decodes(
-            torch.from_numpy(metadata.context_lens.astype(np.int32)).to(metadata.device),
-            torch.from_numpy(metadata.block_tables.astype(np.int32)).to(metadata.device),
-            max_context=int(metadata.context_lens.max()),
-        )
+        return plan_rows(self.decode, metadata)
 
 
 def _spoil_unwritten(cache: torch.Tensor, metadata: AttentionMetadata) -> None:

@@ -16,7 +16,6 @@ class SingleTokenAttention:
     """The reference backend, with every token as a separate row."""
 
     name = "single-token"
-    block_multiple = 1
     reads_unwritten_slots = False
 
     def __init__(self) -> None:

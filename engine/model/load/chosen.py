@@ -9,9 +9,10 @@ import torch
 
 from engine.errors import ModelRefused
 from engine.model.adapters import Adapter, read_adapters
-from engine.model.attention import choose_backend
-from engine.model.attention.interface import AttentionBackend, AttentionNeeds
+from engine.model.attention import choose_backend, choose_decode
+from engine.model.attention.interface import AttentionBackend, AttentionNeeds, DecodeAttention
 from engine.model.attention.self_check import AttentionCheckFailed
+from engine.model.attention.split import SplitAttention
 from engine.model.causal_model import CausalModel
 from engine.model.checks.determinism import NotInvariant, invariant_multiple
 from engine.model.checks.probe import check_adapter, probe
@@ -31,6 +32,7 @@ class Chosen:
     """The model and backend that will serve, and facts of the loaded model, which is freed.
 
     Args:
+        decode: the attention of captured steps; None if there can be none.
         multiple: the rows and tokens of a step are padded to multiples of it, for `deterministic`.
         width: as in `TransformersModel`.
         adapters: the fingerprint of each adapter, by name.
@@ -39,9 +41,9 @@ class Chosen:
 
     model: CausalModel
     backend: AttentionBackend
+    decode: DecodeAttention | None
     block_size: int
     multiple: int
-    needs: AttentionNeeds
     hidden_size: int
     width: int
     max_model_len: int
@@ -71,12 +73,11 @@ def choose(
     served = probe(loaded.model, max_model_len=loaded.max_model_len)
     added = _add_adapters(served, adapters)
     try:
-        backend, block_size = choose_backend(
+        backend, decode = _attention(
             attention_backend,
-            dtype=loaded.dtype,
-            device=device,
+            served.attention_needs,
+            loaded,
             block_size=block_size,
-            needs=served.attention_needs,
             deterministic=deterministic,
         )
     except (AttentionCheckFailed, ValueError) as error:
@@ -100,9 +101,9 @@ def choose(
     return Chosen(
         model=model,
         backend=backend,
+        decode=decode,
         block_size=block_size,
         multiple=multiple,
-        needs=served.attention_needs,
         hidden_size=int(loaded.model.config.get_text_config().hidden_size),
         width=served.width,
         max_model_len=loaded.max_model_len,
@@ -114,6 +115,36 @@ def choose(
         adapters={adapter.name: adapter.fingerprint for adapter in added},
         max_rank=max((adapter.max_rank for adapter in added), default=0),
     )
+
+
+def _attention(
+    name: str,
+    needs: AttentionNeeds,
+    loaded: LoadedModel,
+    *,
+    block_size: int,
+    deterministic: bool,
+) -> tuple[AttentionBackend, DecodeAttention | None]:
+    """The attention of steps that are not captured, and that of captured ones.
+
+    A backend that is named computes all rows of the former. With `deterministic`, one backend
+    computes everything: a token's result must not depend on the length of its chunk.
+    """
+    device = loaded.model.device
+    backend = choose_backend(
+        name,
+        dtype=loaded.dtype,
+        device=device,
+        block_size=block_size,
+        needs=needs,
+        deterministic=deterministic,
+    )
+    if deterministic:
+        return backend, None
+    decode = choose_decode(dtype=loaded.dtype, device=device, block_size=block_size, needs=needs)
+    if decode is None or name != "auto" or decode.name == backend.name:
+        return backend, decode
+    return SplitAttention(backend, decode), decode
 
 
 def _add_adapters(served: TransformersModel, folders: Mapping[str, Path]) -> Sequence[Adapter]:

@@ -7,7 +7,6 @@ from types import MappingProxyType
 import torch
 
 from engine.errors import ModelRefused
-from engine.model.attention import choose_decode
 from engine.model.attention.interface import AttentionUnavailable
 from engine.model.decoder.decoder import Decoder
 from engine.model.decoder.native_decoder import NativeDecoder
@@ -92,7 +91,7 @@ def load_runner(
         now=now,
     )
     release_memory(target)
-    captures = target.type == "cuda" and not deterministic and isinstance(chosen.model, Decoder)
+    captures = chosen.decode is not None and isinstance(chosen.model, Decoder)
     kv_pool = _kv_pool(
         chosen,
         limits,
@@ -218,27 +217,20 @@ def _touch_first_blocks(kv_pool: KVPool, now: Callable[[], float]) -> None:
         kv_pool.touch(range(first, min(first + at_once, wanted)))
 
 
-def _graphs(chosen: Chosen, kv_pool: KVPool, limits: Limits) -> DecodeGraphs | None:
-    """Capture decode steps; None if no attention can be captured on this device.
+def _graphs(chosen: Chosen, kv_pool: KVPool, limits: Limits) -> DecodeGraphs:
+    """Capture decode steps.
 
     Raises:
         ModelRefused: a capture failed. The process cannot continue without captures, because
             torch's allocator may treat the failed capture as still running.
     """
-    decode = choose_decode(
-        dtype=chosen.dtype,
-        device=chosen.device,
-        block_size=chosen.block_size,
-        needs=chosen.needs,
-    )
-    if decode is None:
-        return None
+    assert chosen.decode is not None
     try:
         with torch.inference_mode():
             return DecodeGraphs(
                 chosen.model,
                 kv_pool,
-                decode,
+                chosen.decode,
                 capturer=CudaCapturer(),
                 device=chosen.device,
                 max_num_seqs=limits.max_num_seqs,

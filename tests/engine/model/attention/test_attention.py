@@ -233,7 +233,6 @@ class OneTokenShort:
     """Forgets the newest key of every row: the kind of mistake a kernel makes at a block's end."""
 
     name = "short"
-    block_multiple = 1
     reads_unwritten_slots = False
 
     def prepare(self, metadata):
@@ -302,7 +301,7 @@ def test_an_error_in_long_contexts_does_not_pass_for_rounding(dtype):
 
 def test_auto_falls_back_to_a_backend_that_passes(monkeypatch):
     monkeypatch.setitem(BACKENDS, "cpu", OneTokenShort)
-    chosen, _ = choose_backend("auto", dtype=torch.float32, device="cpu", block_size=16)
+    chosen = choose_backend("auto", dtype=torch.float32, device="cpu", block_size=16)
     assert chosen.name == "reference"
     with pytest.raises(AttentionCheckFailed):
         choose_backend("cpu", dtype=torch.float32, device="cpu", block_size=16)

@@ -109,19 +109,33 @@ def test_gathered_rows_are_what_the_reference_attends(block_size, max_keys):
     self_check(backend, block_size=block_size, needs=PLAIN, rows=CHECKED_DECODES)
 
 
-def test_where_torch_reads_no_pages_keys_are_gathered(monkeypatch):
-    def no_pages():
-        raise AttentionUnavailable("torch's varlen_attn does not take block_table")
+def no_pages():
+    raise AttentionUnavailable("torch's varlen_attn does not take block_table")
 
+
+def large_pages():
+    """As with FlashAttention 2, whose pages are multiples of 256 tokens."""
+
+    def varlen(query, key, *rest, **options):
+        if key.shape[1] % 256:
+            raise RuntimeError("Paged KV cache block size must be divisible by 256")
+        return paged_varlen(query, key, *rest, **options)
+
+    varlen.__signature__ = inspect.signature(paged_varlen)
+    return CudaAttention(varlen)
+
+
+@pytest.mark.parametrize("make", [no_pages, large_pages])
+def test_where_torch_reads_no_pages_of_a_block_s_size_keys_are_gathered(make, monkeypatch):
     monkeypatch.setitem(attention.AUTOMATIC, "cpu", attention.AUTOMATIC["cuda"])
-    monkeypatch.setitem(attention.BACKENDS, "cuda", no_pages)
+    monkeypatch.setitem(attention.BACKENDS, "cuda", make)
     monkeypatch.setitem(
         attention.BACKENDS, "cuda-gathered", lambda: GatheredAttention(packed_varlen)
     )
-    backend, block_size = attention.choose_backend(
-        "auto", dtype=torch.float32, device="cpu", block_size=16, needs=PLAIN
-    )
-    assert (backend.name, block_size) == ("cuda-gathered", 16)
+    options = {"dtype": torch.float32, "device": "cpu", "needs": PLAIN}
+    assert attention.choose_backend("auto", block_size=16, **options).name == "cuda-gathered"
+    if make is large_pages:
+        assert attention.choose_backend("auto", block_size=256, **options).name == "cuda"
 
 
 def test_planned_decodes_are_what_the_reference_attends():
@@ -154,7 +168,7 @@ def test_on_a_gpu_sinks_are_left_to_torch_operations(monkeypatch, caplog):
     monkeypatch.setitem(
         attention.BACKENDS, "cuda-gathered", lambda: GatheredAttention(packed_varlen)
     )
-    backend, _ = attention.choose_backend(
+    backend = attention.choose_backend(
         "auto",
         dtype=torch.float32,
         device="cpu",

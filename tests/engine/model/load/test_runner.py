@@ -1,5 +1,6 @@
 """The runner by hand-made batches: the order of a step, and what may not leak between requests."""
 
+import dataclasses
 import itertools
 import threading
 import weakref
@@ -279,14 +280,13 @@ def test_a_capture_that_fails_is_refused_with_what_went_wrong_first(
         load_model(model_folder("qwen3"), dtype="float32"), attention_backend="reference",
         model_path="fast", block_size=4, adapters={}, limits=limits, deterministic=False, now=None,
     )  # fmt: skip
-    monkeypatch.setattr(loading, "choose_decode", lambda **_: MaskedDecode())
     monkeypatch.setattr(loading, "CudaCapturer", capturer)
     pool = KVPool(
         chosen.model.layer_shapes, num_blocks=1, block_size=4, dtype=torch.float32,
         has_spare_block=True,
     )  # fmt: skip
     with pytest.raises(ModelRefused, match=r"on cpu: .* not permitted while capturing; .*'wide'"):
-        loading._graphs(chosen, pool, limits)
+        loading._graphs(dataclasses.replace(chosen, decode=MaskedDecode()), pool, limits)
 
 
 @pytest.mark.parametrize(
