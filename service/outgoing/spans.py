@@ -48,6 +48,9 @@ TRACE_ID_BYTES, SPAN_ID_BYTES = 16, 8
 #: the request: RELEASE, REAP and FAIL.
 EPOCHS_PER_CLAIM = 2
 
+#: How long the end of a worker waits for a collector that refuses spans, or does not answer.
+FLUSH_SECONDS = 3.0
+
 #: An attribute's value.
 Value = str | int | float | bool
 
@@ -69,7 +72,9 @@ class SpanTraces:
     ) -> None:
         self._ids = _ClaimIds()
         resource = Resource.create({"service.name": "quire-worker", "service.instance.id": worker})
-        self._provider = TracerProvider(id_generator=self._ids, resource=resource)
+        self._provider = TracerProvider(
+            id_generator=self._ids, resource=resource, shutdown_on_exit=False
+        )
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("quire", quire_version())
         self._queues, self._clock = queues, clock
@@ -108,8 +113,12 @@ class SpanTraces:
         return {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
 
     def close(self) -> None:
-        """Send the last spans. The timeout of the exporter bounds how long it takes."""
-        self._provider.shutdown()
+        """Send the last spans, for FLUSH_SECONDS at most; those that are left are lost."""
+        # The SDK waits for half a minute. It would also flush at the exit of the interpreter, if
+        # the provider were not told otherwise.
+        flush = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
+        flush.start()
+        flush.join(FLUSH_SECONDS)
 
     def _attributes_of(self, delivery: Delivery, outcome: str) -> dict[str, Value]:
         origin, done = delivery.origin, delivery.completion

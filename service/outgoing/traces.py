@@ -20,7 +20,7 @@ class Traces(Protocol):
         ...
 
     def close(self) -> None:
-        """Send what has not been sent yet; nothing follows."""
+        """Send what has not been sent yet, for a few seconds at most; nothing follows."""
         ...
 
 

@@ -1,8 +1,11 @@
 """The spans of claims, as a collector receives them by OTLP over HTTP."""
 
 import asyncio
+import signal
+import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -20,12 +23,13 @@ from quire.client.client import Client
 from quire.tracing import NO_HEADERS, sending
 from quire.wire.arguments import RequestArguments
 from quire.wire.protocol import MAX_HEADERS_BYTES, GenerationRequest
-from service.outgoing.spans import span_id_of, trace_id_of
+from service.outgoing.spans import FLUSH_SECONDS, span_id_of, trace_id_of
 from service.process import parts
 from service.settings.sources import ConfigurationError
 from tests.service.builders import (
     Queue,
     StepGate,
+    WorkerProcess,
     WorkerThread,
     eventually,
     expected_tokens,
@@ -189,6 +193,29 @@ def test_a_collector_that_cannot_be_reached_costs_no_request(
     with WorkerThread(queue.settings(traces="otlp")) as worker:
         assert queue.result(request_id).token_ids == expected_tokens((1, 2, 3), max_tokens=8)
     assert worker.exit_code == 0
+
+
+@pytest.fixture(params=["refuses", "hangs"])
+def bad_collector(request, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A collector that takes no span before the SDK gives up, which is after half a minute."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60")
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+        if request.param == "refuses":
+            server.close()
+        yield
+
+
+@pytest.mark.processes
+def test_a_worker_does_not_wait_for_a_collector_that_takes_nothing(queue: Queue, bad_collector):
+    module = "tests.service.fake_worker"
+    with WorkerProcess(queue.url, queue.name, "--traces", "otlp", module=module) as worker:
+        queue.result(queue.submit((1, 2, 3), max_tokens=8))
+        worker.signal(signal.SIGTERM)
+        begin = time.monotonic()
+        assert worker.wait() == 0
+        assert time.monotonic() - begin < 6 * FLUSH_SECONDS
 
 
 def test_a_worker_without_the_packages_says_which_extra_it_needs(queue: Queue, monkeypatch):
