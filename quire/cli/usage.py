@@ -37,6 +37,8 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **{"formatter_class": _ShortUsage, **settings})
+        # From Python 3.14 on, it would colour what it prints by sequences that a `Terminal` shows.
+        self.color = False
 
     def error(self, message: str) -> NoReturn:
         """Exits with the usage and the message, without the passwords of urls in the message."""

@@ -5,6 +5,7 @@ sites can neither read nor set (`SameSite=Strict`). What the browser says about 
 form is checked in addition.
 """
 
+import asyncio
 import hashlib
 import hmac
 import re
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from urllib.parse import parse_qsl, urlsplit
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 #: The cookie of a browser, and the field of a form with its token.
@@ -27,6 +28,12 @@ NOTICE_SECONDS = 30
 
 #: The largest form, in bytes, and its most fields.
 MAX_FORM_BYTES, MAX_FIELDS = 32_768, 200
+
+#: The longest time that a form may take to come.
+FORM_SECONDS = 30.0
+
+#: A connection whose body has not come cannot be used again.
+CLOSE = {"Connection": "close"}
 
 _SESSION = re.compile(r"[0-9a-f]{32}")
 
@@ -79,10 +86,17 @@ async def fields_of(request: Request) -> list[tuple[str, str]]:
         detail = "Content-Encoding: a form must not be compressed."
         raise HTTPException(415, detail, {"Accept-Encoding": "identity"})
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_FORM_BYTES:
-            raise HTTPException(413, f"A form has at most {MAX_FORM_BYTES:,} bytes.")
+    try:
+        async with asyncio.timeout(FORM_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_FORM_BYTES:
+                    raise HTTPException(413, f"A form has at most {MAX_FORM_BYTES:,} bytes.")
+    except TimeoutError:
+        raise HTTPException(408, "The form did not come in time.", CLOSE) from None
+    except ClientDisconnect:
+        # Nobody reads this answer.
+        raise HTTPException(400, "The form did not come to its end.") from None
     try:
         return parse_qsl(
             body.decode("ascii"),

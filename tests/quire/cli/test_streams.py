@@ -209,6 +209,15 @@ def test_states_of_a_queue_are_shown(screen, real_broker):
     assert screen("top", "--count", "1")[0].startswith("\x1b[H\x1b[2J")
 
 
+def test_what_help_says_has_no_sequences(monkeypatch):
+    # From Python 3.14 on, argparse colours it on a terminal.
+    screen = Screen()
+    monkeypatch.setattr("sys.stdout", screen)
+    with pytest.raises(SystemExit):
+        main(["submit", "--help"])
+    assert screen.getvalue().startswith("usage: ")
+
+
 @pytest.mark.real_redis
 def test_a_pipe_gets_what_was_written(quire, worker):
     assert quire("submit", "x", "--id", "id", "--wait")[1] == f"{HOSTILE}\n"

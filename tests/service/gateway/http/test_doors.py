@@ -5,15 +5,17 @@ call: request smuggling.
 """
 
 import json
+import socket
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from quire.testing.in_memory import FakeQuire
 from service.observe.health import ProbeServer
+from tests.service.builders import PATIENCE_SECONDS
 from tests.service.console.builders import ConsoleThread
 from tests.service.gateway.builders import GatewayThread
-from tests.service.gateway.http.test_early_answers import raw
+from tests.service.gateway.http.test_early_answers import raw, read_all
 
 CHUNKED = "Transfer-Encoding: chunked"
 HIDDEN = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -170,6 +172,25 @@ def test_a_body_that_says_that_it_is_not_compressed_is_read(gateway):
     path = "/v1/completions"
     answer = raw(gateway, asked(*head, method="POST", target=path, body=b"{}"))
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["param"] == "prompt"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/score"),
+        *("/v1/responses", "/v1/batches"),
+    ],
+)
+@pytest.mark.parametrize("headers", [["Content-Length: 99"], [CHUNKED]])
+def test_a_body_that_is_cut_off_is_not_looked_at(gateway, path, headers):
+    body = b'{"prompt": "x", "input": "x"}'
+    if headers == [CHUNKED]:
+        # The last chunk, of size 0, never comes.
+        body = b"%x\r\n%b\r\n" % (len(body), body)
+    with socket.create_connection(("127.0.0.1", gateway), PATIENCE_SECONDS) as caller:
+        caller.sendall(asked(*headers, method="POST", target=path, body=body))
+        caller.shutdown(socket.SHUT_WR)
+        assert read_all(caller) == b""
 
 
 def test_a_compressed_form_of_the_console_is_refused(fake):
