@@ -4,13 +4,13 @@ Uses Triton kernels, and knows no model. The kernels read lengths and block tabl
 a step can be captured once and replayed.
 """
 
-import subprocess
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from engine.model.attention.interface import AttentionUnavailable, StepAttention
+from engine.model.device.launcher import Launcher
+from engine.model.kernels.build import KernelsUnavailable
 
 #: A row's keys are divided into at most NUM_SPLITS splits of at least MIN_SPLIT_KEYS keys.
 NUM_SPLITS = 16
@@ -37,18 +37,18 @@ class TritonDecode:
             from engine.model.attention import triton_kernels
         except ImportError as error:
             raise AttentionUnavailable(f"Triton is not installed: {error}") from error
-        self._kernels: Any = triton_kernels
+        self._launch = Launcher(triton_kernels)
 
     def plan_decodes(
         self, context_lens: torch.Tensor, block_tables: torch.Tensor, *, max_context: int
     ) -> StepAttention:
         del max_context  # The grid is the same for every context.
-        return _TritonStep(self._kernels, context_lens, block_tables)
+        return _TritonStep(self._launch, context_lens, block_tables)
 
 
 @dataclass(frozen=True, slots=True)
 class _TritonStep:
-    kernels: Any
+    launch: Launcher
     context_lens: torch.Tensor
     block_tables: torch.Tensor
 
@@ -76,10 +76,8 @@ class _TritonStep:
                 scaling=scaling,
                 window=NO_WINDOW if sliding_window is None else sliding_window,
             )
-        except (self.kernels.TritonError, OSError, subprocess.SubprocessError) as error:
-            # Raised without a C compiler or Python headers, or if Triton's cache directory is not
-            # writable.
-            raise AttentionUnavailable(f"Triton cannot run its kernels here: {error}") from error
+        except KernelsUnavailable as reason:
+            raise AttentionUnavailable(str(reason)) from reason
 
     def _attend(
         self,
@@ -102,7 +100,9 @@ class _TritonStep:
             "NUM_SPLITS": NUM_SPLITS,
             "MIN_SPLIT_KEYS": MIN_SPLIT_KEYS,
         }
-        self.kernels.attend_splits[rows, kv_heads, NUM_SPLITS](
+        self.launch(
+            "attend_splits",
+            (rows, kv_heads, NUM_SPLITS),
             query,
             *caches,
             self.context_lens,
@@ -122,8 +122,16 @@ class _TritonStep:
             PRECISION="ieee",
             **shared,
         )
-        self.kernels.merge_splits[rows, heads](
-            output, sums, highest, totals, self.context_lens, window, **shared
+        self.launch(
+            "merge_splits",
+            (rows, heads),
+            output,
+            sums,
+            highest,
+            totals,
+            self.context_lens,
+            window,
+            **shared,
         )
         return output
 

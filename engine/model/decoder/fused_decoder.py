@@ -5,9 +5,7 @@ two of a captured attention included, instead of nearly forty. Knows no model fa
 the same as `Decoder`.
 """
 
-import subprocess
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
@@ -17,6 +15,7 @@ from engine.model.decoder.decoder_adapters import DecoderAdapter
 from engine.model.decoder.decoder_config import DecoderConfig, NotSupported
 from engine.model.decoder.decoder_weights import DecoderWeights
 from engine.model.device.kv_pool import KVPool
+from engine.model.device.launcher import Launcher
 from engine.model.kernels.build import KernelsUnavailable
 
 #: Elements of one token per program (thread block) of the activation kernel.
@@ -53,7 +52,7 @@ class FusedDecoder(Decoder):
             from engine.model.decoder import fused_kernels
         except ImportError as error:
             raise KernelsUnavailable(f"Triton is not installed: {error}") from error
-        self._kernels: Any = fused_kernels
+        self._launch = Launcher(fused_kernels)
 
     def forward(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
         factor = self.config.residual_multiplier
@@ -81,7 +80,8 @@ class FusedDecoder(Decoder):
         blocks, offsets = inputs.slots.blocks, inputs.slots.offsets
         norms = layer.query_norm is not None
         self._launch(
-            self._kernels.store_heads[len(projected), heads],
+            "store_heads",
+            (len(projected), heads),
             projected,
             # The kernel needs a pointer, but does not read it without norms.
             layer.query_norm if norms else projected,
@@ -112,7 +112,8 @@ class FusedDecoder(Decoder):
         size = gate_up.shape[1] // 2
         active = gate_up.new_empty(len(gate_up), size)
         self._launch(
-            self._kernels.activate[len(gate_up), -(-size // ACTIVATED)],
+            "activate",
+            (len(gate_up), -(-size // ACTIVATED)),
             gate_up,
             active,
             SIZE=size,
@@ -127,7 +128,8 @@ class FusedDecoder(Decoder):
         normed, size = torch.empty_like(hidden), hidden.shape[1]
         summed = hidden if added is None else torch.empty_like(hidden)
         self._launch(
-            self._kernels.add_and_norm[(len(hidden),)],
+            "add_and_norm",
+            (len(hidden),),
             hidden,
             hidden if added is None else added,
             weight,
@@ -140,12 +142,6 @@ class FusedDecoder(Decoder):
             num_warps=8 if size > MANY else 4,
         )
         return summed, normed
-
-    def _launch(self, kernel: Callable[..., Any], *arguments: Any, **constants: Any) -> None:
-        try:
-            kernel(*arguments, **constants)
-        except (self._kernels.TritonError, OSError, subprocess.SubprocessError) as error:
-            raise KernelsUnavailable(f"Triton cannot run its kernels here: {error}") from error
 
 
 def power_of_two(size: int) -> int:

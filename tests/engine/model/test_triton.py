@@ -15,17 +15,16 @@ import numpy as np
 import pytest
 import torch
 
-from engine.model.attention.interface import AttentionUnavailable
 from engine.model.attention.reference import ReferenceAttention
 from engine.model.attention.self_check import (
     CHECKED_DECODES,
     TOLERANCES,
-    AttentionCheckFailed,
     DecodesOnly,
     self_check,
     worst_error,
 )
 from engine.model.attention.triton_decode import TritonDecode
+from engine.model.device.launcher import Launcher
 from tests.engine.model.attention.test_attention import make_scene
 from tests.engine.model.builders import ROOT
 from tests.engine.model.device.test_cuda_path import PLAIN
@@ -152,7 +151,8 @@ def test_the_kernels_compile_for_hopper(shape, dtype, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     heads, kv_heads, dim = shape
     decode = TritonDecode()
-    decode._kernels = kernels = compiled_for_hopper(decode._kernels)
+    kernels = compiled_for_hopper(decode._launch._kernels)
+    decode._launch = Launcher(kernels)
     cache = torch.zeros(3, kv_heads, 16, dim, dtype=dtype)
     numbers = torch.ones(2, dtype=torch.int32)
     decode.plan_decodes(numbers, torch.zeros(2, 1, dtype=torch.int32), max_context=16)(
@@ -162,35 +162,3 @@ def test_the_kernels_compile_for_hopper(shape, dtype, tmp_path, monkeypatch):
     for compiled in kernels.compiled:
         assert compiled.asm["cubin"]
         assert compiled.metadata.shared <= SHARED_MEMORY
-
-
-class BrokenKernels:
-    """What a launch ends in where Triton's chain of programs is not whole."""
-
-    class TritonError(Exception):
-        pass
-
-    def __init__(self, error: type[Exception]) -> None:
-        self._error = error
-
-    def __getattr__(self, name: str):
-        return self
-
-    def __getitem__(self, grid):
-        def launch(*arguments, **constants) -> None:
-            raise self._error("no C compiler")
-
-        return launch
-
-
-@pytest.mark.parametrize(
-    "error", [BrokenKernels.TritonError, PermissionError, subprocess.SubprocessError]
-)
-def test_kernels_that_cannot_be_made_are_left_out_and_end_nothing(error):
-    class Broken(TritonDecode):
-        def __init__(self) -> None:
-            self._kernels = BrokenKernels(error)
-
-    with pytest.raises(AttentionCheckFailed, match="no C compiler") as raised:
-        self_check(DecodesOnly(Broken()), needs=PLAIN, rows=CHECKED_DECODES)
-    assert isinstance(raised.value.__cause__, AttentionUnavailable)

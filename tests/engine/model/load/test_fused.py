@@ -3,7 +3,6 @@
 Whether both agree is asked at every start: a form serves if its logits are right on that machine.
 """
 
-import sys
 import tempfile
 from collections import defaultdict
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-import engine.model
 from engine.model.attention.reference import ReferenceAttention
 from engine.model.checks.probe import probe
 from engine.model.decoder import decoder as decoder_module
@@ -21,15 +19,15 @@ from engine.model.decoder.decoder_config import NotSupported, read_config
 from engine.model.decoder.decoder_weights import read_weights
 from engine.model.decoder.fused_decoder import FusedDecoder
 from engine.model.device.kv_pool import KVPool
-from engine.model.kernels.build import KernelsUnavailable
+from engine.model.device.launcher import Launcher
 from engine.model.load import fast_path
 from engine.model.step import compute_logits
 from engine.model.wide.loader import load_model
 from tests.engine.model.builders import make_prompt, save_model
 from tests.engine.model.decoders import FAMILIES, run_steps
+from tests.engine.model.device.test_launcher import replace_module
 from tests.engine.model.run.test_captured_steps import BLOCK_SIZE, NUM_BLOCKS, decodes
 from tests.engine.model.test_triton import (
-    BrokenKernels,
     compiled_for_hopper,
     interpret,
     needs_triton,
@@ -79,7 +77,7 @@ class Replaced:
     """The kernels of a fused decoder, by what a launch ends in."""
 
     def __init__(self, decoder: FusedDecoder, kernels) -> None:
-        decoder._kernels = kernels
+        decoder._launch = Launcher(kernels)
         self._decoder = decoder
 
     def decode(self) -> None:
@@ -96,19 +94,12 @@ class Replaced:
 def test_the_fused_kernels_compile_for_hopper(dtype, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     _, decoder = forms("qwen3", dtype)
-    kernels = compiled_for_hopper(decoder._kernels)
+    kernels = compiled_for_hopper(decoder._launch._kernels)
     Replaced(decoder, kernels).decode()
     assert {compiled.metadata.name for compiled in kernels.compiled} == {
         "add_and_norm", "store_heads", "activate",
     }  # fmt: skip
     assert all(compiled.asm["cubin"] for compiled in kernels.compiled)
-
-
-@needs_triton
-def test_kernels_that_cannot_be_made_leave_the_form_out():
-    _, decoder = forms("qwen3", torch.float32)
-    with pytest.raises(KernelsUnavailable, match="no C compiler"):
-        Replaced(decoder, BrokenKernels(PermissionError)).decode()
 
 
 class Recorded:
@@ -127,8 +118,7 @@ def test_between_its_products_a_layer_launches_four_kernels(monkeypatch):
     """Also where Triton is not installed: what computes them does not matter here."""
     seen: list[str] = []
     kernels = Recorded(seen)
-    monkeypatch.setitem(sys.modules, "engine.model.decoder.fused_kernels", kernels)
-    monkeypatch.setattr(engine.model, "fused_kernels", kernels, raising=False)
+    replace_module(monkeypatch, "engine.model.decoder", "fused_kernels", kernels)
     plain = decoder_module._linear
     monkeypatch.setattr(
         decoder_module, "_linear", lambda *given: seen.append("linear") or plain(*given)
