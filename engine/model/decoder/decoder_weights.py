@@ -4,7 +4,7 @@ The projections of queries, keys and values become one matrix, and so do gates a
 fewer and larger products. Every tensor of the checkpoint must be used, and none may be missing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -85,7 +85,11 @@ class DecoderWeights:
 
 
 def read_weights(config: DecoderConfig, state: Mapping[str, torch.Tensor]) -> DecoderWeights:
-    """Read the weights from a transformers state dict.
+    """Read the weights from a transformers state dict; each is stored once.
+
+    The tensors of fused layers become views of the fused one, and their own memory is free again
+    before the next layer is read. The parameters of a model must come as they are, with
+    `keep_vars`: then the model computes with the same memory.
 
     Raises:
         NotSupported: a tensor is missing, unknown, or has an unexpected shape.
@@ -113,10 +117,13 @@ class _Source:
         self.left = set(state)
 
     def take(self, name: str) -> torch.Tensor:
+        return self._given(name).detach()
+
+    def _given(self, name: str) -> torch.Tensor:
         if name not in self._state:
             raise NotSupported(f"its tensor {name} is missing")
         self.left.discard(name)
-        return self._state[name].detach()
+        return self._state[name]
 
     def has(self, name: str) -> bool:
         return name in self._state
@@ -141,14 +148,22 @@ class _Source:
 
     def linear(self, prefix: str, *names: str) -> Linear:
         """Fuse linear layers that have the same input."""
-        weights = [self.take(f"{prefix}.{name}.weight") for name in names]
-        biases = [self.take_any(f"{prefix}.{name}.bias") for name in names]
-        given = [bias for bias in biases if bias is not None]
+        biases = [f"{prefix}.{name}.bias" for name in names]
+        given = [self._given(name) for name in biases if self.has(name)]
         if given and len(given) != len(names):
             raise NotSupported(f"only some of {', '.join(names)} have a bias")
-        if len(names) == 1:
-            return Linear(weights[0], biases[0])
-        return Linear(torch.cat(weights), torch.cat(given) if given else None)
+        weights = [self._given(f"{prefix}.{name}.weight") for name in names]
+        return Linear(_fused(weights), _fused(given) if given else None)
+
+
+def _fused(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """All rows of `parts` as one tensor, of which the parts become views."""
+    if len(parts) == 1:
+        return parts[0].detach()
+    fused = torch.cat([part.detach() for part in parts])
+    for part, view in zip(parts, torch.split(fused, [len(part) for part in parts]), strict=True):
+        part.data = view
+    return fused
 
 
 def _layer(config: DecoderConfig, source: _Source, index: int) -> LayerWeights:

@@ -23,6 +23,7 @@ from engine.model.decoder.decoder_config import DecoderConfig, NotSupported, rea
 from engine.model.decoder.decoder_weights import DecoderWeights, read_weights
 from engine.model.decoder.fused_decoder import FusedDecoder
 from engine.model.decoder.native_decoder import NativeDecoder
+from engine.model.device.device_errors import cause_of, is_out_of_memory
 from engine.model.device.weight_files import WeightFiles
 from engine.model.kernels.build import KernelsUnavailable, best_variant
 from engine.model.wide.transformers_model import TransformersModel
@@ -45,9 +46,6 @@ MOST_LOST = 0.5
 #: An effect is visible in a token if it is this many times the rounding error of the median token
 #: and of this token.
 VISIBLE = 4
-#: The fused weights of the fast path need memory in addition to the model's own weights; without
-#: that memory the wide path serves.
-OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +54,10 @@ Form = Callable[[DecoderConfig, DecoderWeights, Sequence[DecoderAdapter]], Causa
 
 class WrongLogits(Exception):
     """A form of the fast path disagrees with the wide path; the message says by how much."""
+
+
+#: What leaves out a path or a form. Of the RuntimeErrors of torch only a lack of memory does.
+REFUSALS = (KernelsUnavailable, NotSupported, WrongLogits, MemoryError, RuntimeError)
 
 
 def choose_model(
@@ -84,11 +86,12 @@ def choose_model(
         return served
     try:
         config = read_config(served)
-        weights = read_weights(config, served.model.state_dict())
+        weights = read_weights(config, served.model.state_dict(keep_vars=True))
         mapped = [map_adapter(config, adapter) for adapter in adapters]
-    except (NotSupported, *OUT_OF_MEMORY) as reason:
+    except REFUSALS as error:
+        reason = _reason(error)
         if model_path == "fast":
-            raise ModelRefused(f"the fast path cannot serve this model: {reason}") from reason
+            raise ModelRefused(f"the fast path cannot serve this model: {reason}") from error
         logger.info("served by the wide path: %s", reason)
         return served
     for form in _forms(weights.embedding.device.type, compiled=compiled, weight_files=weight_files):
@@ -96,13 +99,22 @@ def choose_model(
             model = form(config, weights, mapped)
             names = [adapter.name for adapter in adapters]
             check_against(served, model, block_size=block_size, adapters=names)
-        except (KernelsUnavailable, WrongLogits, NotSupported, *OUT_OF_MEMORY) as reason:
-            logger.warning("a form of the fast path cannot be used: %s", reason)
+        except REFUSALS as error:
+            logger.warning("a form of the fast path cannot be used: %s", _reason(error))
         else:
             return model
     if model_path == "fast":
         raise ModelRefused("no form of the fast path works on this machine; see the log")
     return served
+
+
+def _reason(error: Exception) -> str:
+    """Why a path or a form is left out; any other RuntimeError than a lack of memory is raised."""
+    if is_out_of_memory(error):
+        return f"there is not enough memory: {cause_of(error)}"
+    if isinstance(error, RuntimeError):
+        raise error
+    return str(error)
 
 
 def _forms(device_type: str, weight_files: WeightFiles | None, *, compiled: bool) -> Iterator[Form]:

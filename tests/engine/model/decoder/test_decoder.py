@@ -191,17 +191,6 @@ def test_without_a_compiler_the_torch_form_serves_and_says_so_once(tmp_path, mon
     assert "there is no C++ compiler" in message
 
 
-def test_where_fused_weights_find_no_room_the_wide_path_serves(tmp_path, monkeypatch, caplog):
-    def no_room(config, tensors):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr("engine.model.load.fast_path.read_weights", no_room)
-    wide = served(FAMILIES["llama"], tmp_path)
-    with caplog.at_level(logging.INFO, logger="engine.model.load.fast_path"):
-        assert choose_model(wide) is wide
-    assert "out of memory" in caplog.text
-
-
 @pytest.mark.parametrize("error", [1.5, torch.nan])
 def test_a_form_with_wrong_logits_is_left_out(error, tmp_path, monkeypatch, caplog):
     """The check at load is what stands between a miscompiled kernel and wrong answers."""
