@@ -22,8 +22,6 @@ from service.gateway.batches.bodies import (
     json_answer,
     lines_of_requests,
     metadata_of,
-    page_body,
-    page_of,
     refuse_unknown,
     unknown,
 )
@@ -35,6 +33,7 @@ from service.gateway.batches.files import (
     write_lines,
 )
 from service.gateway.callers import Caller
+from service.gateway.pages import page_body, page_of
 from service.gateway.queue import DEFAULT_TENANT
 from service.gateway.refusals import Refused, key_reused
 from service.gateway.requests import body_of, queue_options_of

@@ -1,8 +1,7 @@
 """What the routes of files and batches read and write in the same way. Knows no Redis."""
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from starlette.responses import Response
@@ -18,38 +17,6 @@ MAX_PAIRS, MAX_KEY_LENGTH, MAX_VALUE_LENGTH = 16, 64, 512
 
 #: The names of `expires_after` in a form.
 _EXPIRY = {"expires_after[anchor]": "anchor", "expires_after[seconds]": "seconds"}
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Which part of a list is asked for."""
-
-    limit: int
-    after: str | None
-    is_ascending: bool
-
-
-def page_of(query: Mapping[str, str], *, longest: int, default: int) -> Page:
-    """Reads `limit`, `after` and `order`. InvalidRequest."""
-    limit = query.get("limit", str(default))
-    if not (limit.isascii() and limit.isdigit() and len(limit) <= 6 and 1 <= int(limit) <= longest):
-        raise InvalidRequest("limit", f"must be an integer of 1 to {longest}")
-    order = query.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise InvalidRequest("order", "must be asc or desc")
-    return Page(int(limit), query.get("after") or None, order == "asc")
-
-
-def page_body(bodies: Sequence[Mapping[str, Any]], page: Page) -> dict[str, Any]:
-    """A list in OpenAI's form. `bodies` may have one more than asked for, if there are more."""
-    shown = bodies[: page.limit]
-    return {
-        "object": "list",
-        "data": shown,
-        "first_id": shown[0]["id"] if shown else None,
-        "last_id": shown[-1]["id"] if shown else None,
-        "has_more": len(bodies) > page.limit,
-    }
 
 
 def json_answer(body: Mapping[str, Any], *, patience_seconds: float) -> Response:

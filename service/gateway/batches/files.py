@@ -18,13 +18,10 @@ from service.batches.ledger import AsyncLedger, Listed
 from service.batches.records import FILE_ID, INPUT, BatchRecord, FileRecord
 from service.batches.storage import FolderStorage, StorageError
 from service.gateway.batches.bodies import (
-    Page,
     expiry_of_form,
     full,
     json_answer,
     no_storage,
-    page_body,
-    page_of,
     refuse_unknown,
     storage_failed,
     unknown,
@@ -32,6 +29,7 @@ from service.gateway.batches.bodies import (
 from service.gateway.batches.content import ContentAnswer
 from service.gateway.batches.upload import receive_form
 from service.gateway.callers import Caller
+from service.gateway.pages import Page, page_body, page_of
 from service.gateway.queue import DEFAULT_TENANT
 from service.gateway.refusals import Refused
 from service.gateway.settings import GatewaySettings

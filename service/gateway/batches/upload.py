@@ -37,7 +37,6 @@ _PLAIN = {
     b"content-transfer-encoding": (b"", b"7bit", b"8bit", b"binary"),
 }
 
-#: The caller must send something within this time.
 Callback = Callable[..., None]
 
 

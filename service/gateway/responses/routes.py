@@ -35,13 +35,13 @@ from service.gateway.http.middleware import Admission, Endpoint, Handler, log_re
 from service.gateway.http.tasks import HungUp, while_connected
 from service.gateway.idempotency import CallRecord
 from service.gateway.metrics import GatewayMetrics
+from service.gateway.pages import number_in, page_body, page_of, part_of, switch_in
 from service.gateway.queue import Queue
 from service.gateway.queues import Queues
 from service.gateway.refusals import Refused, moved, refusal_of, with_headers
 from service.gateway.requests import body_of, queue_options_of
 from service.gateway.responses.kept import KeptResponses
 from service.gateway.responses.log import ResponseLog
-from service.gateway.responses.pages import number_in, page_of, switch_in
 from service.gateway.responses.streaming import BEFORE_ALL, ResponseStream
 from service.gateway.responses.submitting import Submitted, Submitting, in_response
 from service.gateway.settings import GatewaySettings
@@ -50,6 +50,9 @@ PATH = "/v1/responses"
 
 #: The label of these routes in the metrics.
 ROUTE = "responses"
+
+#: The most input items of one answer, and how many there are without a `limit`.
+MAX_PAGE, DEFAULT_PAGE = 100, 20
 
 #: How long a cancellation waits until the worker has ended the response.
 CANCEL_SECONDS = 5.0
@@ -156,9 +159,9 @@ class Responses:
 
     async def _input_items(self, request: Request) -> Response:
         found = await self._kept.find(request.path_params["id"], self._caller(request))
-        return await self._answer(
-            _record_of(found.kept), page_of(found.kept.items, request.query_params)
-        )
+        page = page_of(request.query_params, longest=MAX_PAGE, default=DEFAULT_PAGE)
+        body = page_body(part_of(found.kept.items, page), page)
+        return await self._answer(_record_of(found.kept), body)
 
     # What the handlers share.
 

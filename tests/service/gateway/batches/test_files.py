@@ -58,12 +58,21 @@ def test_an_iteration_goes_on_over_files_that_it_deletes(openai, order):
     assert openai.files.list().data == []
 
 
-def test_a_cursor_that_no_list_had_is_named(openai):
-    upload(openai)
-    for name in ("file-" + "0" * 32, "x"):
-        with pytest.raises(BadRequestError) as refused:
-            openai.files.list(after=name)
-        assert refused.value.param == "after"
+@pytest.mark.parametrize("path", ["files", "batches"])
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("after=file-" + "0" * 32, "after"),
+        ("after=%F0%9F%8E%89", "after"),
+        ("limit=0", "limit"),
+        ("limit=10001", "limit"),
+        ("limit=1e1", "limit"),
+        ("order=newest", "order"),
+    ],
+)
+def test_a_wrong_parameter_of_a_list_is_named(gateway, path, query, param):
+    reply = gateway.get(f"/v1/{path}?{query}")
+    assert (reply.status, reply.error["param"]) == (400, param)
 
 
 def test_a_file_expires_when_its_caller_says(openai):
