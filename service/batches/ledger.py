@@ -372,15 +372,15 @@ def _next_ids(
 def _last_before(
     index: str, deleted: str, name: str, *, is_ascending: bool
 ) -> Procedure[int | None]:
-    """The rank of the id before the place of a deleted one, -1 if there is none."""
+    """The rank of the id before the place of a deleted one, or -1; None for an unknown place."""
     (entries,) = yield RoundTrip((command("xrevrange", deleted),))
     gone = name.encode()
-    places = (fields.get(b"created") for _, fields in entries if fields.get(b"id") == gone)
-    if (created := next(places, None)) is None:
+    places = (fields.get(b"created", b"") for _, fields in entries if fields.get(b"id") == gone)
+    if not (created := next(places, b"")).isdigit():
         return None
     older, same, total = yield RoundTrip(
         (
-            command("zcount", index, "-inf", f"({created.decode()}"),
+            command("zcount", index, "-inf", f"({int(created)}"),
             command("zrangebyscore", index, created, created),
             command("zcard", index),
         )

@@ -246,6 +246,13 @@ def test_a_list_goes_on_after_what_was_deleted(records, is_ascending, is_moment_
     assert 0 < records.connection.pttl(records.keys.deleted_files("t")) <= 86_400_000
 
 
+@pytest.mark.parametrize("fields", [{"created": b"\xff"}, {"created": "inf"}, {"made": 1}])
+def test_a_place_that_no_script_wrote_is_none(records, fields):
+    records.connection.xadd(records.keys.deleted_files("t"), {"id": FILE, **fields})
+    records.connection.expire(records.keys.deleted_files("t"), 60)
+    assert listed(records, after=FILE, is_ascending=True) is None
+
+
 def test_the_places_of_few_deleted_files_are_kept(records):
     names = [f"file-{number}" for number in range(1400)]
     records.connection.zadd(records.keys.files("t"), dict.fromkeys(names, 1))
