@@ -13,6 +13,9 @@ from service.constraints.schemas import SchemaRefused
 from service.constraints.tagged_rules import tagged_rules
 from service.constraints.terminals import json_rule, word
 
+#: The ids that models give their calls: those of Mistral.
+_ID = "/[a-zA-Z0-9]{9}/"
+
 
 def call_rules(
     one: ToolFormat,
@@ -40,7 +43,11 @@ def call_rules(
     rules, names = [], []
     for index, (name, home) in enumerate(functions_of(schema_of_call)):
         names.append(f"call{index}")
-        begin = word(f"{one.prefix}{name}{one.separator or one.name_end}", special)
+        if one.id_begin:
+            begin = f"{word(f'{one.prefix}{name}{one.id_begin}', special)} {_ID} "
+            begin += word(one.separator, special)
+        else:
+            begin = word(f"{one.prefix}{name}{one.separator or one.name_end}", special)
         if one.tags is None:
             rules.append(f"call{index}: SPACE? {begin} SPACE? json{index} {end}")
             rules.append(json_rule(f"json{index}", written_arguments(schema_of_call, home)))

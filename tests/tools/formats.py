@@ -86,6 +86,12 @@ FORMATS = {
         bias={"[TOOL_CALLS]": 6.2},
         special=("[TOOL_CALLS]", "[ARGS]"),
     ),
+    "Mistral Small 3.2": Format(
+        FAMILIES["mistral small"],
+        after=r"\[TOOL_CALLS\]\s*(?P<name>[a-z]+)\[CALL_ID\][a-zA-Z0-9]{9}\[ARGS\]",
+        bias={"[TOOL_CALLS]": 6.2},
+        special=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+    ),
     "DeepSeek V3": Format(
         FAMILIES["deepseek v3"],
         {

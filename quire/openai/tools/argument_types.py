@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
+from quire.openai.tools.notation import WORDS, JsonNotation
 from quire.wire.constraints import resolve
 
 #: For each function and each of its arguments the types that it may have, a letter of LETTERS each.
@@ -26,6 +27,7 @@ LETTERS: Mapping[str, str] = {
     "array": "a",
 }
 TEXT = LETTERS["string"]
+_HOLDING = LETTERS["object"] + LETTERS["array"]
 
 #: Stands for all arguments that a function does not name. No argument has this name: readers strip
 #: the names of arguments.
@@ -34,9 +36,6 @@ OTHERS = " "
 MAX_DEPTH = 16
 
 _UNIONS = ("anyOf", "oneOf")
-
-#: How Python writes what JSON writes in another way. Some models write it so.
-_OF_PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
 def argument_types(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
@@ -64,18 +63,32 @@ def argument_types_from(kept: object) -> dict[str, dict[str, str]]:
 def json_of(text: str, types: str | None) -> str:
     """The JSON text of a value that stands between tags; `types` is None if they are not known.
 
-    A text that is JSON of one of the types stays as it is. Everything else is a string.
+    A text that is JSON of one of the types stays as it is. If no string may come, so does any map
+    or list, also if it is written as Python does. Everything else is a string.
     """
     written = text.strip()
-    written = _OF_PYTHON.get(written, written)
+    if types is None or TEXT in types:
+        wanted, written = types, WORDS.get(written, written)
+    else:
+        wanted, written = types + _HOLDING, JsonNotation().feed(written)
     if types != TEXT:
         try:
-            letters = _letters_of(json.loads(written))
+            letters = _letters_of(_loaded(written))
         except (ValueError, RecursionError):
             letters = ""
-        if letters and (types is None or any(one in types for one in letters)):
+        if letters and (wanted is None or any(one in wanted for one in letters)):
             return written
     return json.dumps(text, ensure_ascii=False)
+
+
+def _loaded(text: str) -> object:
+    """The value of a JSON text, for its type alone. ValueError, RecursionError."""
+    # An integer may have more digits than Python converts, and JSON knows no NaN.
+    return json.loads(text, parse_int=lambda _: 0, parse_constant=_refused)
+
+
+def _refused(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no JSON")
 
 
 class _Reader:
@@ -176,7 +189,7 @@ def _letters_of(value: object) -> str:
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
         return LETTERS["integer"] + LETTERS["number"]
     if isinstance(value, float):
-        return LETTERS["number"] if value == value and abs(value) != float("inf") else ""
+        return LETTERS["number"]
     if value is None:
         return LETTERS["null"]
     if isinstance(value, dict):

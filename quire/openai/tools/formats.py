@@ -47,9 +47,10 @@ class ToolFormat:
 
     `begin` is the mark before a call or before a list of calls. `ends` are the marks after a call,
     and `around` those around all calls; none of them is content. A call of shape `named` is
-    `prefix`, the name, `separator` and the arguments. A call of shape `tagged` is `prefix`, the
-    name, `name_end`, and the arguments between `tags`. `told_by` is a text in the chat templates of
-    the family that those of other families with the same opening mark do not have.
+    `prefix`, the name, `separator` and the arguments; `id_begin` and an id may follow the name. A
+    call of shape `tagged` is `prefix`, the name, `name_end`, and the arguments between `tags`.
+    `told_by` is a text in the chat templates of the family that those of other families with the
+    same opening mark do not have.
     """
 
     family: str
@@ -59,6 +60,7 @@ class ToolFormat:
     around: tuple[str, ...] = ()
     prefix: str = ""
     separator: str = ""
+    id_begin: str = ""
     told_by: str = ""
     name_end: str = ""
     tags: Tags | None = None
@@ -68,7 +70,8 @@ class ToolFormat:
     def marks_in(self, special: Collection[str]) -> set[str]:
         """Those of the special tokens that the format writes."""
         tags = self.tags.all if self.tags else ()
-        texts = (self.begin, self.prefix, self.separator, *self.ends, *self.around, *tags)
+        words = (self.begin, self.prefix, self.id_begin, self.separator)
+        texts = (*words, *self.ends, *self.around, *tags)
         return {one for one in special if one and any(one in text for text in texts)}
 
 
@@ -118,6 +121,14 @@ FORMATS = (
     ),
     ToolFormat("Llama 3", "<|python_tag|>", "objects", arguments_key="parameters"),
     ToolFormat("Mistral", "[TOOL_CALLS]", "list"),
+    ToolFormat(
+        "Mistral Small 3.2",
+        "[TOOL_CALLS]",
+        "named",
+        separator="[ARGS]",
+        id_begin="[CALL_ID]",
+        told_by="[CALL_ID]",
+    ),
     ToolFormat(
         "Mistral since version 11", "[TOOL_CALLS]", "named", separator="[ARGS]", told_by="[ARGS]"
     ),

@@ -16,9 +16,9 @@ from typing import Literal
 
 from quire.openai.tools.argument_types import ArgumentTypes
 from quire.openai.tools.formats import FORMATS, ReasoningFormat, ToolFormat
+from quire.openai.tools.notation import JsonNotation
 from quire.openai.tools.tagged import tagged_arguments
 from quire.openai.tools.text_buffer import (
-    MAX_NAME_LENGTH,
     Malformed,
     Reading,
     TextBuffer,
@@ -33,6 +33,9 @@ MAX_CHUNK = 1024
 
 #: The longest header of a message of gpt-oss, in characters.
 MAX_HEADER_LENGTH = 256
+
+#: The longest name of a function, with an id after it, in characters.
+MAX_NAMED_LENGTH = 128
 
 #: What a call without arguments passes on.
 _NO_ARGUMENTS = "{}"
@@ -78,6 +81,8 @@ class ToolCallParser:
         #: What text is that has been read and not passed on, if the output ends; None: nothing.
         self._held_kind: PieceKind | None = "content"
         self._num_calls = 0
+        #: Of the arguments of the last call.
+        self._notation = JsonNotation()
         self._is_after_call = False
         #: Whether all text that follows is content.
         self._is_plain = False
@@ -127,6 +132,8 @@ class ToolCallParser:
         ]
 
     def _emit(self, kind: PieceKind, text: str) -> None:
+        if kind == "arguments":
+            text = self._notation.feed(text)
         if text:
             is_of_call = kind in ("call", "arguments")
             self._pieces.append(Piece(kind, text, self._num_calls - 1 if is_of_call else 0))
@@ -273,7 +280,10 @@ class ToolCallParser:
     def _named_call(self, one: ToolFormat) -> Reading[None]:
         """Reads a call whose name stands before its arguments."""
         if one.tags is None:
-            name = yield from self._text.until(one.separator, at_most=MAX_NAME_LENGTH)
+            name = yield from self._text.until(one.separator, at_most=MAX_NAMED_LENGTH)
+            if one.id_begin:
+                # Calls have ids of ours, so that they stay the same at every gateway.
+                name = name.partition(one.id_begin)[0]
             self._begin_call(name.strip())
             yield from self._text.drop_space()
             yield from self._pass_arguments()
@@ -303,7 +313,7 @@ class ToolCallParser:
                 yield from self._pass_arguments()
             elif key in _ARGUMENTS and arguments is None:
                 value = yield from self._text.value()
-                arguments = string_of(value) if value.startswith('"') else value
+                arguments = _unquoted(value)
             else:
                 yield from self._text.value()
             yield from self._text.skip_space()
@@ -328,6 +338,7 @@ class ToolCallParser:
         if name not in self._names:
             raise Malformed
         self._num_calls += 1
+        self._notation = JsonNotation()
         self._text.drop()
         self._held_kind = None
         self._emit("call", name)
@@ -335,9 +346,9 @@ class ToolCallParser:
     def _pass_arguments(self) -> Reading[None]:
         """Passes a JSON value on as it comes. One that is JSON text in a string comes whole."""
         reading = self._text.skip_value()
-        if (yield from self._text.peek()) == '"':
+        if (yield from self._text.peek()) in _QUOTES:
             yield from reading
-            self._emit("arguments", string_of(self._text.take()))
+            self._emit("arguments", _unquoted(self._text.take()))
             return
         for _ in reading:
             self._emit("arguments", self._text.take())
@@ -345,6 +356,12 @@ class ToolCallParser:
         self._emit("arguments", self._text.take())
 
 
+def _unquoted(value: str) -> str:
+    """The arguments that a value stands for: some models write their JSON text in a string."""
+    return string_of(JsonNotation().feed(value)) if value[0] in _QUOTES else value
+
+
+_QUOTES = "\"'"
 _ARGUMENTS = ("arguments", "parameters")
 #: Shapes of calls that are JSON from their opening mark on.
 _JSON = ("object", "objects", "list")

@@ -45,7 +45,7 @@ def tagged_arguments(
 def _value(
     text: TextBuffer, tags: Tags, types: str | None, emit: Callable[[str], None]
 ) -> Reading[None]:
-    """Reads a value and its end tag. A text comes as it is written, and so does a map or a list.
+    """Reads a value and its end tag. A text comes as it is written.
 
     Other values come whole, since their end decides what they are.
     """
@@ -55,19 +55,15 @@ def _value(
         yield from _until(text, ends, lambda part: emit(json.dumps(part, ensure_ascii=False)[1:-1]))
         emit('"')
         return
-    if types is not None and TEXT not in types:
-        yield from text.skip_space()
-        text.drop()
-        if (yield from text.peek()) in "{[":
-            for _ in text.skip_value():
-                emit(text.take())
-                yield
-            emit(text.take())
-            yield from text.skip_space()
-            yield from text.expect(tags.value_end)
-            text.drop()
-            return
     parts: list[str] = []
+    if types is not None and TEXT not in types:
+        yield from text.drop_space()
+        if (yield from text.peek()) in "{[":
+            # A text in a map or a list may have the end tag in it.
+            for _ in text.skip_value():
+                parts.append(text.take())
+                yield
+            parts.append(text.take())
     yield from _until(text, ends, parts.append)
     emit(json_of("".join(parts), types))
 

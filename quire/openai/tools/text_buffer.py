@@ -31,9 +31,9 @@ _SPACE = re.compile(f"[{_SPACES}]*")
 _NAME = re.compile(r"[a-zA-Z0-9_-]*")
 #: The rest of a JSON string behind its first quote.
 _REST_OF_STRING = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-#: What changes the depth within a JSON value, or begins a string.
-_STRUCTURE = re.compile(r'["{}\[\]]')
-_END_OF_STRING = re.compile(r'["\\]')
+#: What changes the depth within a JSON value, or begins a string. Python has two kinds of strings.
+_STRUCTURE = re.compile(r"""["'{}\[\]]""")
+_END_OF_STRING = {quote: re.compile(rf"[{quote}\\]") for quote in "\"'"}
 _END_OF_SCALAR = re.compile(rf"[,}}\]{_SPACES}]")
 
 
@@ -161,12 +161,12 @@ class TextBuffer:
     def skip_value(self) -> Reading[None]:
         """Reads a JSON value; what is read at a `yield` may be taken. Checks its brackets only."""
         first = yield from self.peek()
-        if first not in '{["':
+        if first not in "{[\"'":
             yield from self._skip_scalar()
             return
-        depth, is_in_string = 0, False
+        depth, quote = 0, ""
         while True:
-            pattern = _END_OF_STRING if is_in_string else _STRUCTURE
+            pattern = _END_OF_STRING[quote] if quote else _STRUCTURE
             match = pattern.search(self._text, self._at)
             if not match:
                 self._at = len(self._text)
@@ -176,11 +176,11 @@ class TextBuffer:
             if match.group() == "\\":
                 yield from self.peek()
                 self._at += 1
-            elif match.group() == '"':
-                is_in_string = not is_in_string
+            elif match.group() in _END_OF_STRING:
+                quote = "" if quote else match.group()
             else:
                 depth += 1 if match.group() in "{[" else -1
-            if not depth and not is_in_string:
+            if not depth and not quote:
                 return
 
     def _skip_scalar(self) -> Reading[None]:

@@ -73,7 +73,16 @@ def test_the_types_are_those_of_the_schema(schema: Any, letters: str | None) -> 
         ("a b", None, "a b"),
         ("NaN", None, "NaN"),
         ('"a"', None, '"a"'),
-        ("9" * 5000, None, "9" * 5000),
+        ("1e999", "n", float("inf")),
+        ("1e999", "s", "1e999"),
+        ("[1]", "o", [1]),
+        ("{'a': \"b'\", 'c': [None, 1.5]}", "o", {"a": "b'", "c": [None, 1.5]}),
+        ("{'a': 'it\\'s \\x41\\U0001f600'}", "o", {"a": "it's A\U0001f600"}),
+        ("['True', True]", "a", ["True", True]),
+        ("{'a': 1}", None, "{'a': 1}"),
+        ("{'a': 1}", "os", "{'a': 1}"),
+        ("{'a': 1", "o", "{'a': 1"),
+        ("{1: 2}", "o", "{1: 2}"),
         ("[" * 100_000, "a", "[" * 100_000),
     ],
     ids=lambda one: str(one)[:20],
@@ -82,6 +91,12 @@ def test_a_value_is_json_only_if_the_function_takes_such_a_value(
     text: str, types: str | None, value: Any
 ) -> None:
     assert json.loads(json_of(text, types)) == value
+
+
+@pytest.mark.parametrize("types", [None, "i", "n"])
+def test_a_number_of_any_length_is_one(types: str | None) -> None:
+    assert json_of("9" * 5000, types) == "9" * 5000
+    assert json_of("9" * 5000, "s") == f'"{"9" * 5000}"'
 
 
 def test_unions_that_refer_to_each_other_are_not_walked_on_every_way(monkeypatch) -> None:

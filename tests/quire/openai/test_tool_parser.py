@@ -45,6 +45,13 @@ def call(index: int, name: str, arguments: str) -> list[Piece]:
 
 TWO = [*call(0, "f", '{"q": 1}'), *call(1, "g", "{}")]
 
+#: A map as Python writes it, in which the end tag is a text.
+PYTHON_TAG = (
+    "<tool_call><function=f><parameter=m>\n"
+    """{'a': 'it\\'s "1"', "b": [True, None, '}']}"""
+    "\n</parameter></function></tool_call>"
+)
+
 # Output, pieces.
 OUTPUTS = [
     ("Wait.\n<tool_call>\n" + '{"name": "f", "arguments": {"q": 1}}' + "\n</tool_call>"
@@ -70,6 +77,13 @@ OUTPUTS = [
      TWO),
     ('So:[TOOL_CALLS]f[ARGS]{"q": 1}[TOOL_CALLS]g[ARGS]{}',
      [content("So:"), *TWO]),
+    ('[TOOL_CALLS]f[CALL_ID]a1B2c3D4e[ARGS]{"q": 1}[TOOL_CALLS]g[CALL_ID]f5G6h7I8j[ARGS]{}', TWO),
+    ('[TOOL_CALLS] f[CALL_ID]a1B2c3D4e[ARGS] {"q": 1} [TOOL_CALLS]g[CALL_ID][ARGS]{}', TWO),
+    ('So:[TOOL_CALLS]f[CALL_ID]a1B2c3D4e[ARGS]{"q', [content("So:"), *call(0, "f", '{"q')]),
+    ("[TOOL_CALLS]h[CALL_ID]a1B2c3D4e[ARGS]{}",
+     [content("[TOOL_CALLS]h[CALL_ID]a1B2c3D4e[ARGS]{}")]),
+    ("[TOOL_CALLS]f[CALL_ID]" + "a" * 200 + "[ARGS]{}",
+     [content("[TOOL_CALLS]f[CALL_ID]" + "a" * 200 + "[ARGS]{}")]),
     (deepseek('<calls_begin><call_begin>function<sep>f\n```json\n{"q": 1}\n```'
      "<call_end>\n<call_begin>function<sep>g\n```json\n{}\n```<call_end><calls_end>"), TWO),
     (deepseek('<calls_begin><call_begin>f<sep>{"q": 1}<call_end>'
@@ -95,6 +109,22 @@ OUTPUTS = [
     ("<tool_call>f<arg_key>t</arg_key><arg_value>cut",
      call(0, "f", '{"t": "cut')),
     ("3 is no call", [content("3 is no call")]),
+    (PYTHON_TAG, call(0, "f", '{"m": {"a": "it\'s \\"1\\"", "b": [true, null, "}"]}}')),
+    ("<tool_call><function=f><parameter=m>{foo}</parameter><parameter=n>1</parameter></function>",
+     call(0, "f", '{"m": "{foo}", "n": 1}')),
+    ("<tool_call><function=f><parameter=m>{} and more</parameter></function></tool_call>",
+     call(0, "f", '{"m": "{} and more"}')),
+    ("<tool_call>f<arg_key>n</arg_key><arg_value>" + "9" * 5000 + "</arg_value></tool_call>",
+     call(0, "f", '{"n": ' + "9" * 5000 + "}")),
+    ("""<tool_call>{"name": "f", "arguments": {'a': 'it\\'s }', "b": True}}</tool_call>""",
+     call(0, "f", '{"a": "it\'s }", "b": true}')),
+    ("""<tool_call>{"arguments": {'a': None}, "name": "f"}</tool_call>""",
+     call(0, "f", '{"a": null}')),
+    ("""[TOOL_CALLS]f[ARGS]{'a': ["]", False]}[TOOL_CALLS]g[ARGS]{}""",
+     [*call(0, "f", '{"a": ["]", false]}'), *call(1, "g", "{}")]),
+    ("""<tool_call>{"name": "f", "arguments": '{"q": 1}'}</tool_call>""", call(0, "f", '{"q": 1}')),
+    ("""<tool_call>{'name': 'f'}</tool_call>""",
+     [content("""<tool_call>{'name': 'f'}</tool_call>""")]),
     ("[TOOL_CALLS]h[ARGS]{}", [content("[TOOL_CALLS]h[ARGS]{}")]),
     (' {"name": "h", "arguments": {}}', [content(' {"name": "h", "arguments": {}}')]),
 ]  # fmt: skip
@@ -302,6 +332,9 @@ def _string(draw: random.Random) -> str:
         "<tool_call><function=f><parameter=t>" + "\n</parameter" * 2_000,
         "<tool_call><function=f><parameter=u>" + "x" * 20_000,
         "<tool_call><function=f><parameter=m>" + "[" * 20_000,
+        "<tool_call><function=f><parameter=m>{" + "'\\x4" * 5_000,
+        '<tool_call>{"name": "f", "arguments": {' + "'\\" * 10_000,
+        '<tool_call>{"name": "f", "arguments": [' + "NoTrueFals" * 2_000,
         "<tool_call>f<arg_key>" * 1_000,
         "<think>" + "</think" * 3_000,
         "<think>" * 3_000,

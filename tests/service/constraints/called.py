@@ -79,6 +79,11 @@ FAMILIES = {
     "mistral 11": Family(
         "[TOOL_CALLS][ARGS]", ("[TOOL_CALLS]", "[ARGS]"), _named("[TOOL_CALLS]", "[ARGS]", "")
     ),
+    "mistral small": Family(
+        "[TOOL_CALLS][CALL_ID][ARGS]",
+        ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
+        _named("[TOOL_CALLS]", "[CALL_ID]a1B2c3D4e[ARGS]", ""),
+    ),
     "deepseek v3": Family(
         "".join(DEEPSEEK) + "\n```json\n",
         DEEPSEEK,
