@@ -1,7 +1,7 @@
 """Webhooks and the notifiers that post them. Each notifier exports its own metrics."""
 
 from ops.grafana.panel import Panel, Row, Target
-from ops.grafana.queries import NOTIFIERS, largest, quantiles, rate, total
+from ops.grafana.queries import NOTIFIERS, largest, quantiles, rate
 
 NOTIFIER_ROW = Row(
     "Webhooks",
@@ -34,7 +34,7 @@ NOTIFIER_ROW = Row(
             unit="short",
             targets=[
                 Target(largest("quire_notifier_queue_webhooks", "state", NOTIFIERS), "{{state}}"),
-                Target(total("quire_notifier_open_circuits", "", NOTIFIERS), "endpoints alone"),
+                Target(largest("quire_notifier_open_circuits", "", NOTIFIERS), "endpoints alone"),
             ],
         ),
         Panel(

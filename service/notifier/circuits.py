@@ -1,11 +1,18 @@
 """A circuit breaker per endpoint: an endpoint that fails again and again is left alone for a while.
 
-Knows no clock but the one it is given. Each process has its own circuits: they save attempts, and
-lose nothing when they are forgotten.
+    hook:circuits  zset     tenant -> how many failures in a row; from FAILURES on, when the next
+                            attempt may be made, ms of Redis' clock
+
+Each shard has its own, beside its webhooks. They are in Redis, so that every notifier knows when an
+endpoint takes webhooks again. A tenant without webhooks has no entry. If one is lost, its circuit
+is closed.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
+
+import redis.asyncio
+
+from quire.broker.async_shard import heeding_cancels
 
 #: So many failures in a row open a circuit.
 FAILURES = 5
@@ -13,47 +20,97 @@ FAILURES = 5
 #: How long an open circuit lets nothing through; then one attempt decides.
 OPEN_SECONDS = 60.0
 
+#: The most webhooks that are due at once when a circuit closes; others wait for its next attempt.
+MAX_WOKEN = 10_000
 
-@dataclass(slots=True)
-class _Circuit:
-    failures: int = 0
-    closed_at: float = 0.0
+_NOW = """
+local function now_ms()
+  local time = redis.call('TIME')
+  return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+end
+local function at(ms)
+  return string.format('%.0f', ms)
+end
+"""
+
+# KEYS circuits, due; ARGV tenant, FAILURES, ms for which a circuit is open, member of due. Returns
+# whether an attempt may be made now. If not, the webhook is due with the next one.
+_ENTER = f"""{_NOW}
+local score = tonumber(redis.call('ZSCORE', KEYS[1], ARGV[1]) or '0')
+if score < tonumber(ARGV[2]) then
+  return 1
+end
+local now = now_ms()
+if score <= now then
+  redis.call('ZADD', KEYS[1], at(now + tonumber(ARGV[3])), ARGV[1])
+  return 1
+end
+redis.call('ZADD', KEYS[2], 'XX', at(score), ARGV[4])
+return 0
+"""
+
+# KEYS circuits; ARGV tenant, FAILURES, ms for which a circuit is open. Returns whether this failure
+# has opened the circuit. One of an open circuit does not put off its next attempt.
+_FAIL = f"""{_NOW}
+local failures = tonumber(redis.call('ZSCORE', KEYS[1], ARGV[1]) or '0') + 1
+if failures > tonumber(ARGV[2]) then
+  return 0
+end
+local opens = failures == tonumber(ARGV[2])
+redis.call('ZADD', KEYS[1], opens and at(now_ms() + tonumber(ARGV[3])) or failures, ARGV[1])
+return opens and 1 or 0
+"""
+
+# KEYS circuits, due; ARGV tenant, FAILURES, MAX_WOKEN. What waits for an open circuit, and nothing
+# else of the tenant, is due when it lets the next attempt through.
+_CLOSE = """
+local score = redis.call('ZSCORE', KEYS[1], ARGV[1])
+redis.call('ZREM', KEYS[1], ARGV[1])
+if not score or tonumber(score) < tonumber(ARGV[2]) then
+  return 1
+end
+local prefix = ARGV[1] .. ':'
+for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], score, score, 'LIMIT', 0, ARGV[3])) do
+  if string.sub(member, 1, #prefix) == prefix then
+    redis.call('ZADD', KEYS[2], 0, member)
+  end
+end
+return 1
+"""
 
 
 class Circuits:
-    """The circuits of all endpoints, by tenant."""
+    """The circuits of one shard, by tenant. All methods may raise RedisError, and be repeated.
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._circuits: dict[str, _Circuit] = {}
+    `due` is the key of the webhooks by time, see deliveries.py.
+    """
 
-    @property
-    def num_open(self) -> int:
-        """How many endpoints are left alone now. May be called from another thread."""
-        return sum(circuit.failures >= FAILURES for circuit in [*self._circuits.values()])
+    def __init__(self, connection: redis.asyncio.Redis, *, key: str, due: str) -> None:
+        self.key = key
+        #: How many are open, as of the last look at the webhooks.
+        self.num_open = 0
+        self._due = due
+        self._enter = connection.register_script(_ENTER)
+        self._fail = connection.register_script(_FAIL)
+        self._close = connection.register_script(_CLOSE)
 
-    def pause_of(self, tenant: str) -> float:
-        """Seconds until an attempt may be made; 0 for now.
+    async def enter(self, tenant: str, member: str) -> bool:
+        """Whether an attempt may be made now; if not, this member of `due` waits for the next one.
 
-        When the pause of an open circuit is over, the first caller may try, and others wait.
+        When the pause of an open circuit is over, the first caller may try.
         """
-        circuit = self._circuits.get(tenant)
-        if circuit is None or circuit.failures < FAILURES:
-            return 0.0
-        left = circuit.closed_at - self._clock()
-        if left > 0:
-            return left
-        circuit.closed_at = self._clock() + OPEN_SECONDS
-        return 0.0
+        entering = self._enter([self.key, self._due], [*_rule(tenant), member])
+        return bool(await heeding_cancels(entering))
 
-    def succeeded(self, tenant: str) -> None:
-        """The endpoint has taken a webhook."""
-        self._circuits.pop(tenant, None)
-
-    def failed(self, tenant: str) -> bool:
+    async def fail(self, tenant: str) -> bool:
         """The endpoint has not taken a webhook. Returns whether this opened the circuit."""
-        circuit = self._circuits.setdefault(tenant, _Circuit())
-        circuit.failures += 1
-        if circuit.failures >= FAILURES:
-            circuit.closed_at = self._clock() + OPEN_SECONDS
-        return circuit.failures == FAILURES
+        return bool(await heeding_cancels(self._fail([self.key], _rule(tenant))))
+
+    async def close(self, tenant: str) -> None:
+        """The endpoint has taken a webhook: all that wait for it are due."""
+        keys = [self.key, self._due]
+        await heeding_cancels(self._close(keys, [tenant, FAILURES, MAX_WOKEN]))
+
+
+def _rule(tenant: str) -> list[Any]:
+    return [tenant, FAILURES, int(OPEN_SECONDS * 1000)]

@@ -4,6 +4,7 @@
                             posts it, until when that notifier has it; ms of Redis' clock
     hook:counts    hash     tenant -> number of its webhooks
     hook:<id>      hash     body, attempts, created_ms; expires some days after its creation
+    hook:circuits           see circuits.py
 
 They have the prefix of the shard's keys. A notifier that dies loses nothing: what it was posting is
 due again after its lease.
@@ -18,6 +19,7 @@ import redis.asyncio
 from quire.broker.async_shard import heeding_cancels
 from quire.keys import Keys
 from quire.transport.cluster.async_connection import for_key_async
+from service.notifier.circuits import FAILURES, Circuits
 from service.notifier.events import Event
 
 #: How long the keys of a webhook live in addition to the time for which it is tried.
@@ -40,8 +42,8 @@ end
 return 1
 """
 
-# KEYS due; ARGV lease in ms, count. Returns the time, what is due, leased to the caller, how many
-# are due beside these, and how many there are.
+# KEYS due, circuits; ARGV lease in ms, count, FAILURES. Leases what is due to the caller. Returns
+# the time, what is leased, how many are due beside these, how many wait, and the open circuits.
 _TAKE = """
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
@@ -50,7 +52,8 @@ for _, id in ipairs(ids) do
   redis.call('ZADD', KEYS[1], string.format('%.0f', now + tonumber(ARGV[1])), id)
 end
 local due = redis.call('ZCOUNT', KEYS[1], '-inf', now)
-return { string.format('%.0f', now), ids, due, redis.call('ZCARD', KEYS[1]) }
+local open = redis.call('ZCOUNT', KEYS[2], ARGV[3], '+inf')
+return { string.format('%.0f', now), ids, due, redis.call('ZCARD', KEYS[1]), open }
 """
 
 # KEYS due, webhook; ARGV member of due, pause in ms, attempts to add. One that was posted meanwhile
@@ -68,12 +71,13 @@ end
 return 1
 """
 
-# KEYS due, counts, webhook; ARGV member of due, tenant
+# KEYS due, counts, webhook, circuits; ARGV member of due, tenant
 _FORGET = """
 redis.call('DEL', KEYS[3])
 if redis.call('ZREM', KEYS[1], ARGV[1]) == 1
   and redis.call('HINCRBY', KEYS[2], ARGV[2], -1) <= 0 then
   redis.call('HDEL', KEYS[2], ARGV[2])
+  redis.call('ZREM', KEYS[4], ARGV[2])
 end
 return 1
 """
@@ -88,6 +92,11 @@ class Pending:
     body: str
     attempts: int
     age_seconds: float
+
+    @property
+    def member(self) -> str:
+        """The member of `hook:due`."""
+        return member_of(self.tenant, self.webhook_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +118,7 @@ class Deliveries:
         self._connection = connection
         self._prefix = f"{keys.prefix}:hook:"
         self._due, self._counts = f"{self._prefix}due", f"{self._prefix}counts"
+        self.circuits = Circuits(connection, key=f"{self._prefix}circuits", due=self._due)
         self._most = most_per_tenant
         self._life_ms = life_ms + RESERVE_MS
         self._add = connection.register_script(_ADD)
@@ -119,15 +129,16 @@ class Deliveries:
     async def add(self, event: Event) -> bool:
         """Keeps a webhook, due at once. False if its tenant has too many already."""
         keys = [self._due, self._counts, self._prefix + event.webhook_id]
-        member = _member(event.tenant, event.webhook_id)
+        member = member_of(event.tenant, event.webhook_id)
         arguments: list[Any] = [member, event.tenant, event.body, event.created_ms]
         adding = self._add(keys, [*arguments, self._most, self._life_ms])
         return bool(await heeding_cancels(adding))
 
     async def take(self, *, count: int, lease_seconds: float) -> Taken:
         """Leases webhooks that are due, the oldest first."""
-        taking = self._take([self._due], [int(lease_seconds * 1000), count])
-        now, members, due, num = await heeding_cancels(taking)
+        keys, arguments = [self._due, self.circuits.key], [int(lease_seconds * 1000), count]
+        taking = self._take(keys, [*arguments, FAILURES])
+        now, members, due, num, self.circuits.num_open = await heeding_cancels(taking)
         found = []
         for member in members:
             tenant, _, webhook_id = member.decode().partition(":")
@@ -145,16 +156,15 @@ class Deliveries:
     async def defer(self, pending: Pending, *, seconds: float, was_tried: bool) -> None:
         """Makes a webhook due after a pause."""
         keys = [self._due, self._prefix + pending.webhook_id]
-        member = _member(pending.tenant, pending.webhook_id)
-        deferring = self._defer(keys, [member, int(seconds * 1000), int(was_tried)])
+        deferring = self._defer(keys, [pending.member, int(seconds * 1000), int(was_tried)])
         await heeding_cancels(deferring)
 
     async def forget(self, tenant: str, webhook_id: str) -> None:
         """Removes a webhook: it was posted, or is given up."""
-        keys = [self._due, self._counts, self._prefix + webhook_id]
-        await heeding_cancels(self._forget(keys, [_member(tenant, webhook_id), tenant]))
+        keys = [self._due, self._counts, self._prefix + webhook_id, self.circuits.key]
+        await heeding_cancels(self._forget(keys, [member_of(tenant, webhook_id), tenant]))
 
 
-def _member(tenant: str, webhook_id: str) -> str:
-    """A tenant has no colon."""
+def member_of(tenant: str, webhook_id: str) -> str:
+    """The member of `hook:due`. A tenant has no colon."""
     return f"{tenant}:{webhook_id}"

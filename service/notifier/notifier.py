@@ -43,12 +43,14 @@ class Notifier:
     def __init__(self, settings: NotifierSettings, endpoints: Mapping[str, Endpoint]) -> None:
         self._settings = settings
         self._endpoints = endpoints
-        self._circuits = Circuits(time.monotonic)
         self._consumer = f"{socket.gethostname()[:40]}-{os.getpid()}"
         self._brokers: list[AsyncBroker] = []
+        self._circuits: list[Circuits] = []
         self._turn_at = time.monotonic()
         self._is_stopping = False
-        self.metrics = NotifierMetrics(num_open_circuits=lambda: self._circuits.num_open)
+        self.metrics = NotifierMetrics(
+            num_open_circuits=lambda: sum(one.num_open for one in self._circuits)
+        )
         self._server = ProbeServer(
             self.metrics.registry,
             {"/livez": self._live, "/readyz": self._ready},
@@ -106,6 +108,7 @@ class Notifier:
             most_per_tenant=settings.max_pending,
             life_ms=int(settings.give_up_seconds * 1000),
         )
+        self._circuits.append(deliveries.circuits)
         intake = Intake(
             self._brokers,
             broker,

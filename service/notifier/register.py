@@ -56,7 +56,8 @@ NOTIFIER_REGISTER: tuple[Family, ...] = (
         "gauge",
         "quire_notifier_open_circuits",
         NONE,
-        "Endpoints that this notifier leaves alone after failures in a row.",
+        "Endpoints that are left alone after failures in a row, counted once for each shard. Every "
+        "notifier exports the same number.",
     ),
     Family(
         "gauge",

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import structlog
 from redis.exceptions import RedisError
@@ -35,14 +35,17 @@ _log = structlog.get_logger("service.notifier")
 
 
 class Sending:
-    """Posts the webhooks of one shard, named by its number, that are due."""
+    """Posts the webhooks of one shard, named by its number, that are due.
+
+    `circuits` are those of all shards: they have the same endpoints.
+    """
 
     def __init__(
         self,
         settings: NotifierSettings,
         deliveries: Deliveries,
         endpoints: Mapping[str, Endpoint],
-        circuits: Circuits,
+        circuits: Sequence[Circuits],
         poster: Poster,
         *,
         shard: int,
@@ -108,17 +111,19 @@ class Sending:
             await self._deliveries.forget(tenant, pending.webhook_id)
             self._metrics.count_given_up("time" if endpoint else "endpoint")
             return
-        if pause := self._circuits.pause_of(tenant):
-            await self._deliveries.defer(pending, seconds=pause, was_tried=False)
+        circuits = self._deliveries.circuits
+        if not await circuits.enter(tenant, pending.member):
             return
         failure = await self._poster.post(endpoint, pending.webhook_id, pending.body)
         if failure is None:
-            self._circuits.succeeded(tenant)
             self._metrics.count_taken(pending.age_seconds)
             await self._deliveries.forget(tenant, pending.webhook_id)
+            for one in self._circuits:
+                if one is circuits or one.num_open:
+                    await one.close(tenant)
             return
         self._metrics.count_failure(failure.kind)
-        if self._circuits.failed(tenant):
+        if await circuits.fail(tenant):
             _log.warning("an endpoint fails again and again", tenant=tenant, reason=failure.reason)
         pause = pause_after(pending.attempts, settings=settings)
         about |= {"reason": failure.reason, "again_seconds": round(pause, 1)}

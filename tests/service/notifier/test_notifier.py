@@ -21,7 +21,7 @@ from quire.transport.local_redis import URL_VARIABLE, LocalRedis
 from quire.wire.ends import BatchEnd
 from service.batches import ledger
 from service.batches.ledger import Ledger, ResultFile
-from service.notifier.circuits import FAILURES, OPEN_SECONDS, Circuits
+from service.notifier.circuits import FAILURES
 from service.notifier.deliveries import Deliveries
 from service.notifier.endpoints import Endpoint
 from service.notifier.events import (
@@ -276,6 +276,13 @@ def test_a_redis_user_of_its_own_may_do_all_this(monkeypatch):
                 await deliveries.defer(first, seconds=0, was_tried=True)
                 (again,) = (await deliveries.take(count=9, lease_seconds=60)).pending
                 assert (again.webhook_id, again.attempts) == (first.webhook_id, 1)
+                circuits = deliveries.circuits
+                opened = [await circuits.fail("default") for _ in range(FAILURES)]
+                assert opened == [False] * (FAILURES - 1) + [True]
+                assert not await circuits.enter("default", first.member)
+                await circuits.close("default")
+                (again,) = (await deliveries.take(count=9, lease_seconds=60)).pending
+                assert again.webhook_id == first.webhook_id
                 for pending in (first, second, second):
                     await deliveries.forget(pending.tenant, pending.webhook_id)
                 await deliveries.defer(first, seconds=0, was_tried=True)
@@ -283,17 +290,6 @@ def test_a_redis_user_of_its_own_may_do_all_this(monkeypatch):
         asyncio.run(work())
         kept = [*connection.scan_iter("quire:{default.0}:hook:*")]
         assert kept == []
-
-
-def test_a_circuit_opens_after_failures_in_a_row_and_lets_one_attempt_through():
-    now = 0.0
-    circuits = Circuits(lambda: now)
-    assert [circuits.failed("acme") for _ in range(FAILURES)] == [False] * (FAILURES - 1) + [True]
-    assert (circuits.pause_of("acme"), circuits.pause_of("other")) == (OPEN_SECONDS, 0.0)
-    now = OPEN_SECONDS
-    assert (circuits.pause_of("acme"), circuits.pause_of("acme")) == (0.0, OPEN_SECONDS)
-    circuits.succeeded("acme")
-    assert circuits.pause_of("acme") == 0.0
 
 
 def test_pauses_grow_to_hours_and_no_further():
