@@ -24,7 +24,7 @@ hash tag: a whole shard lies in one slot, so that every transition can be one sc
     rate                zset     tenant -> when its limit of tokens per minute has no effect any
                                  more, in microseconds. Only tenants that used some of the last
                                  minute. Expires with the last of them.
-    r:<id>              hash     the request record: see below.
+    r:<id>              hash     the request record: its fields are in record.py.
     b:<id>              string   the encoded GenerationRequest; deleted when the request ends.
     o:<id>              stream   the output log. The entry of a chunk has the id
                                  `<index of its last token>-<epoch>` and the fields `from`, `ids`
@@ -111,47 +111,6 @@ Files and batches have keys of shard 0, written by the scripts in `scripts/batch
 
 A request belongs to a group when its id is `<group>~<member>`. So the caller of a script can derive
 the group's keys from the id alone.
-
-Fields of the request record; all times are unix ms of Redis' own clock except `deadline_ms`:
-
-    state, priority, tenant, epoch, attempts, resumes
-    published           tokens in the log. While the request runs, the log may have more, added by
-                        EXTEND; then its log position has the number
-    owner               hex of 128 random bits while running, and after an end written by the owner
-    deadline_ms         0 for none
-    submitted_ms, claimed_ms (first claim), first_token_ms, finished_ms
-    asked               digest of the request, made by message.py; empty if the client sent none
-    cancel              "1" once a caller has cancelled the request
-    prefix              hash of the published tokens; absent before the first
-    resumed_from        number of published tokens at the last claim; all later ones are from this
-                        claim
-    losses              claims in a row that were lost with their workers, each before it had
-                        published 64 tokens; absent before the first loss
-    fingerprint         of the engine that first claimed the request. The first token replaces it
-                        by that of the engine that generated it, if its worker sends one (see
-                        CommitItem)
-    metadata            msgpack map, echoed in the terminal record; absent when empty
-    arrival             when it was queued, in microseconds: later than that of every request queued
-                        before it. Kept when it returns with tokens or is released. Absent if an
-                        earlier version has queued it
-    released            the owner that released it last, so that RELEASE can be repeated
-    answer              the most tokens it may generate; absent if an earlier version submitted it
-    fair                `<moment> <start> <tokens>`: the microsecond by which it is ranked, its
-                        virtual start, and its tokens by the weight of its tenant; only while its
-                        class is shared by tokens
-    session             the session of which it is a turn; absent without one
-    due_ms              when its target latency is over; absent without one
-    kept_ms             when another worker first would have claimed this turn, while it is kept for
-                        the worker of the last turn
-    turn                the arrival with which it joined its session, in microseconds
-    rate                microseconds that its tokens took of its tenant's tokens per minute; absent
-                        without such a limit. At the end, a part of `fair` and `rate` is given back
-    kept                what the producer keeps with the results, opaque to scripts and workers: the
-                        gateway's input items and fields of a response (see quire/openai/responses).
-                        As long as the record. Absent for every other request
-    activity            `<activity> <owner>`: what the claim of this owner does, as its worker last
-                        told (see Activity). It counts only while the request runs and its owner is
-                        this one. Absent until the worker tells, and after the end
 
 Every per-request key is created with an expiry: the longest time in the queue plus the retention.
 It is renewed while the request is open, and cut to the retention when it ends. The keys of a group

@@ -13,9 +13,9 @@ from typing import Any
 
 from quire.errors import UnknownRequest
 from quire.keys import Keys
+from quire.record import STATUS_FIELDS
 from quire.transitions.output_log import OutputRead, log_positions, logs_in
 from quire.transitions.replies import (
-    STATUS_FIELDS,
     ms_of,
     readable,
     status_of,

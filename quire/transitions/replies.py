@@ -69,14 +69,6 @@ def ms_of(time: tuple[int, int]) -> int:
     return seconds * 1000 + microseconds // 1000
 
 
-#: The fields of a record that `status_of` reads.
-STATUS_FIELDS = (
-    *("state", "priority", "published", "attempts", "resumes", "cancel", "deadline_ms"),
-    *("submitted_ms", "fingerprint", "prefix", "tenant", "session", "metadata"),
-    *("activity", "owner", "resumed_from"),
-)
-
-
 def status_of(
     request_id: str,
     fields: Mapping[bytes, bytes],

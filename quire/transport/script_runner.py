@@ -37,14 +37,14 @@ Argument = str | bytes | int
 ScriptArguments = tuple[int, tuple[Argument, ...]]
 
 #: The shared parts that are put in front of a transition.
-_PARTS = ("common", "ranking", "fairness", "turns", "ends", "request", "running")
+_PARTS = ("common", "record", "ranking", "fairness", "turns", "ends", "request", "running")
 
 #: Transitions with other shared parts. Most have fewer, because users with access to fewer keys
 #: call them.
 _PARTS_OF = {
-    "submit": _PARTS[:6],
-    "cancel": _PARTS[:6],
-    "expire": _PARTS[:6],
+    "submit": _PARTS[:7],
+    "cancel": _PARTS[:7],
+    "expire": _PARTS[:7],
     "claim": (*_PARTS, "affinity"),
     "extend": _PARTS[:1],
     "beat_worker": _PARTS[:1],

@@ -34,7 +34,8 @@ def functions(path: Path):
 
 
 def test_no_file_is_longer_than_a_reader_can_hold():
-    files = tracked("*.py", "*.lua", "*.cpp", "*.h", "*.md")
+    # The changelog is looked up by release, and only grows.
+    files = {*tracked("*.py", "*.lua", "*.cpp", "*.h", "*.md")} - {ROOT / "CHANGELOG.md"}
     long = {p.name: n for p in files if (n := p.read_text().count("\n")) > MAX_FILE_LINES}
     assert long == {}
 
@@ -69,8 +70,8 @@ LISTING_RULES = {
     },
     "9.": {"service.incoming", "service.model"},
 }
-#: The most modules that a folder holds.
-MAX_MODULES = 20
+#: The most modules that a folder holds. Not a reason to divide what is one thing.
+MAX_MODULES = 30
 
 
 @pytest.mark.parametrize("rule", LISTING_RULES)

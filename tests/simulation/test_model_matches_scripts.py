@@ -233,7 +233,7 @@ def test_a_doctored_model_is_found_out(real_connection, paths, name):
     [
         ("commit", "fields.epoch == epoch and fields.owner == owner", "fields.epoch == epoch"),
         ("commit", "item.start > published", "false"),
-        ("claim", "'state', 'epoch', 'owner'", "'state', 'epoch', 'nobody'"),
+        ("claim", "record.state == 'running' and record.owner == owner", "false"),
         ("release", "tonumber(record.attempts) - 1", "tonumber(record.attempts)"),
         ("reap", "attempts >= MAX_ATTEMPTS", "attempts > MAX_ATTEMPTS"),
         ("reap", "int(tonumber(record.epoch) + 1)", "int(tonumber(record.epoch))"),
@@ -282,7 +282,7 @@ def test_a_doctored_model_is_found_out(real_connection, paths, name):
         ),
         ("restore", "  if is_parked(id, turn_of(id)) then\n    unrank(id)", "  if false then"),
         ("restore", "join_again(id, record) and 'entry' or nil", "nil"),
-        ("requeue", "join_session(keys, id, letter, letter.number)", ""),
+        ("requeue", "join_session(keys, id, record, record.number)", ""),
         ("claim", "    or is_parked(id, turn_of(id)) then", "    then"),
         ("commit", "if not is_told(id, record, newest.finished_ms) then", "if true then"),
         ("claim", "if not is_told(id, record, newest.finished_ms) then", "if false then"),

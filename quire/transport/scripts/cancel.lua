@@ -7,7 +7,7 @@
 
 local id = ARGV[FIRST]
 local keys = take_keys(id)
-local record = fields_of(keys, 'state', 'epoch', 'published', 'prefix')
+local record = record_of(keys)
 
 if WAITS[record.state] then
   redis.call('ZREM', DELAY, id)

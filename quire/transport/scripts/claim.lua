@@ -35,9 +35,7 @@ if failed and not string.find(failed, 'BUSYGROUP', 1, true)
   return group
 end
 
-local record = fields_of(keys, 'state', 'epoch', 'owner', 'attempts', 'resumes', 'published',
-  'cancel', 'deadline_ms', 'submitted_ms', 'claimed_ms', 'fingerprint', 'prefix', 'losses', 'priority',
-  'arrival', 'fair', 'kept_ms', 'due_ms')
+local record = record_of(keys)
 
 local function answer(epoch, attempts)
   return { 'claimed', epoch, redis.call('GET', keys.body), attempts, record.submitted_ms,
@@ -60,7 +58,7 @@ end
 
 local newest = agree(keys, record)
 if newest.done then
-  local state = settle_again(keys, id, record.epoch, newest, record.published, now)
+  local state = settle_again(keys, id, record, record.epoch, newest, now)
   return refuse(SAID_OF[state] or 'finished', 0)
 end
 

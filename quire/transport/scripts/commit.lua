@@ -71,8 +71,7 @@ end
 
 -- Judges an item. Returns its status, the tokens in the log, the cancel flag, and the hash.
 local function commit(keys, item)
-  local record = fields_of(keys, 'state', 'epoch', 'owner', 'published', 'cancel',
-    'first_token_ms', 'prefix')
+  local record = record_of(keys)
   local cancel = record.cancel == '1' and 1 or 0
   if not holds(record, item.epoch, item.owner) then
     -- If this claim itself wrote the end, its reply was lost: the item is replayed.
@@ -84,7 +83,7 @@ local function commit(keys, item)
   if newest.done then
     local mine = newest.epoch == item.epoch
     redis.call('ZREM', LEASE, item.id)
-    settle_again(keys, item.id, item.epoch, newest, record.published, now)
+    settle_again(keys, item.id, record, item.epoch, newest, now)
     return mine and 'replayed' or 'fenced', mine and record.published or '0', cancel, '-'
   end
   local replay = item.start < published

@@ -48,32 +48,17 @@ local function is_state(text)
     or text == 'expired'
 end
 
--- The check of each field of a record, and what replaces a value that fails it; false for a field
--- that may be missing.
-local FIELDS = {
-  state = { is_state, 'queued' },
-  owner = { matches('^%S*$'), '' },
-  tenant = { matches('^%S+$'), 'default' },
-  priority = { matches('^[0-3]$'), '1' },
-  epoch = { is_number, '0' },
-  attempts = { is_number, '0' },
-  resumes = { is_number, '0' },
-  published = { is_number, '0' },
-  deadline_ms = { is_number, '0' },
-  submitted_ms = { is_number, int(now) },
-  resumed_from = { is_number, false },
-  losses = { is_number, false },
-  claimed_ms = { is_number, false },
-  first_token_ms = { is_number, false },
-  arrival = { is_moment, false },
-  answer = { is_number, false },
-  fair = { matches('^%d+ %d+ %d+$'), false },
-  rate = { is_number, false },
-  prefix = { matches('^%d+%.%d+$'), false },
-  session = { matches('^[%w_.:-]+$'), false },
-  turn = { is_moment, false },
-  kept_ms = { is_number, false },
-  due_ms = { is_number, false },
+-- The check of each form in which fields are written.
+local CHECKS = {
+  state = is_state,
+  priority = matches('^[0-3]$'),
+  tenant = matches('^%S+$'),
+  owner = matches('^%S*$'),
+  session = matches('^[%w_.:-]+$'),
+  number = is_number,
+  moment = is_moment,
+  hash = matches('^%d+%.%d+$'),
+  share = matches('^%d+ %d+ %d+$'),
 }
 
 -- The epoch of the newest entry of the log, which what is written next must be above, and whether
@@ -93,8 +78,9 @@ end
 local function mend_record(newest_epoch)
   delete_unless(keys.record, 'HGET', 'state')
   local record = table_of(redis.call('HGETALL', keys.record))
-  for name, rule in pairs(FIELDS) do
-    local is_sound, instead, found = rule[1], rule[2], record[name]
+  for name, form, rest in string.gmatch(FIELD_FORMS, '(%S+) (%S+)([^\n]*)\n') do
+    local is_sound, instead, found = CHECKS[form], string.match(rest, "'(.*)'"), record[name]
+    instead = instead == 'now' and int(now) or instead
     if (found and not is_sound(found)) or (instead and not found) then
       is_damaged = true
       if instead then
@@ -168,7 +154,7 @@ local newest_epoch, has_end = mend_log()
 delete_unless(keys.body, 'GET')
 mend_group()
 mend_record(newest_epoch)
-local record = fields_of(keys, 'state', 'epoch', 'tenant')
+local record = record_of(keys)
 mend_books(record)
 if WAITS[record.state] ~= nil and not has_end and redis.call('EXISTS', keys.body) == 0 then
   is_damaged = true

@@ -6,7 +6,7 @@
 
 local id, epoch, owner = ARGV[FIRST], ARGV[FIRST + 1], ARGV[FIRST + 2]
 local keys = take_keys(id)
-local record = fields_of(keys, 'state', 'epoch', 'owner')
+local record = record_of(keys)
 
 if not holds(record, epoch, owner) then
   return record.state and record.epoch == epoch and record.owner == owner and 1 or 0

@@ -28,7 +28,7 @@ local function ending_of(id, record)
 end
 
 local function expire(keys, id)
-  local record = fields_of(keys, 'state', 'epoch', 'deadline_ms', 'cancel')
+  local record = record_of(keys)
   if not WAITS[record.state] and is_over(WAIT, id) then
     redis.call('ZREM', WAIT, id)
     if not record.state then

@@ -12,8 +12,7 @@ local first, longest = tonumber(ARGV[FIRST + 6]), tonumber(ARGV[FIRST + 7])
 local jitter = tonumber(ARGV[FIRST + 8]) / 1000
 local keys, now = take_keys(id), now_ms()
 
-local record = fields_of(keys, 'state', 'epoch', 'owner', 'attempts', 'cancel', 'deadline_ms',
-  'released', 'published', 'resumed_from', 'prefix')
+local record = record_of(keys)
 
 local function fail_for_good()
   redis.call('ZREM', LEASE, id)

@@ -9,7 +9,7 @@ local now = now_ms()
 local replies = {}
 for at = FIRST, #ARGV, 3 do
   local id, keys = ARGV[at], take_keys(ARGV[at])
-  local record = fields_of(keys, 'state', 'epoch', 'owner', 'cancel')
+  local record = record_of(keys)
   local held = holds(record, ARGV[at + 1], ARGV[at + 2])
   if held then
     redis.call('ZADD', LEASE, int(now + LEASE_MS), id)

@@ -12,8 +12,7 @@ local function promote(keys, id)
     return ''
   end
   redis.call('ZREM', DELAY, id)
-  local record = fields_of(keys, 'state', 'epoch', 'attempts', 'priority', 'cancel', 'deadline_ms',
-    'published', 'losses')
+  local record = record_of(keys)
   if not record.state then
     forget(keys, id)
   end

@@ -11,8 +11,7 @@ local function reap(keys, id)
   if not expiry or tonumber(expiry) > now then
     return ''
   end
-  local record = fields_of(keys, 'state', 'epoch', 'attempts', 'priority', 'cancel', 'deadline_ms',
-    'published', 'resumed_from', 'prefix', 'losses')
+  local record = record_of(keys)
   if record.state ~= 'running' then
     -- A lease without a running request (its keys are gone) guards nothing, nor does its place.
     redis.call('ZREM', LEASE, id)

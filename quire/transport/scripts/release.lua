@@ -9,8 +9,7 @@ local now = now_ms()
 local replies = {}
 for at = FIRST, #ARGV, 3 do
   local id, owner, keys = ARGV[at], ARGV[at + 2], take_keys(ARGV[at])
-  local record = fields_of(keys, 'state', 'epoch', 'owner', 'attempts', 'priority', 'cancel',
-    'deadline_ms', 'released', 'published', 'prefix')
+  local record = record_of(keys)
   local released = record.released == owner
   if holds(record, ARGV[at + 1], owner) then
     redis.call('HSET', keys.record, 'released', owner)

@@ -26,14 +26,21 @@ local function take_keys(id)
   return keys
 end
 
--- The wanted fields of a record by name; a missing field is false.
-local function fields_of(keys, ...)
-  local values = redis.call('HMGET', keys.record, ...)
-  local fields = {}
-  for index, name in ipairs({ ... }) do
-    fields[name] = values[index]
+local function add_fields(record, key, names)
+  for index, value in ipairs(redis.call('HMGET', key, unpack(names))) do
+    record[names[index]] = value
   end
-  return fields
+end
+
+-- The fields of a record by name, of the large ones only those that are named. A missing field is
+-- false.
+local function record_of(keys, ...)
+  local record = {}
+  add_fields(record, keys.record, RECORD_FIELDS)
+  if ... then
+    add_fields(record, keys.record, { ... })
+  end
+  return record
 end
 
 -- Sets the expiry of all keys of a request. The keys of its group expire after those of all
@@ -255,21 +262,15 @@ local function agree(keys, record)
     finished_ms = fields.finished_ms }
 end
 
--- Gives the tenant of a request that ends back what was counted and not used, once.
-local function return_unused(keys, id)
-  local record = fields_of(keys, 'fair', 'rate', 'priority', 'answer', 'published', 'claimed_ms')
+-- Ends a request whose log has its terminal entry: record, counts and keys. Its tenant gets back what
+-- was counted and not used. `record` agrees with the log. Returns the state.
+local function settle(keys, id, record, epoch, state, now)
   if record.fair or record.rate then
-    local now = booked(id)
-    give_back(record, now.tenant, tonumber(now.tokens))
-    redis.call('HDEL', keys.record, 'fair', 'rate')
+    local entry = booked(id)
+    give_back(record, entry.tenant, tonumber(entry.tokens))
   end
-end
-
--- Ends a request whose log has its terminal entry: record, counts and keys. Returns the state.
-local function settle(keys, id, epoch, state, now)
-  return_unused(keys, id)
+  redis.call('HDEL', keys.record, unpack(END_FIELDS))
   redis.call('HSET', keys.record, 'epoch', epoch, 'finished_ms', int(now))
-  redis.call('HDEL', keys.record, 'metadata', 'activity')
   enter(keys, id, state)
   redis.call('DEL', keys.body)
   live_for(keys, RETENTION_MS)
@@ -277,25 +278,22 @@ local function settle(keys, id, epoch, state, now)
 end
 
 -- Ends a request whose log has its terminal entry, `newest`, and whose record does not say so. That
--- is how a torn file leaves it: the end was told with the entry, or not. `published`: tokens of the
+-- is how a torn file leaves it: the end was told with the entry, or not. `record` agrees with the
 -- log. Returns the state.
-local function settle_again(keys, id, epoch, newest, published, now)
-  local record = fields_of(keys, 'tenant', 'priority', 'submitted_ms')
+local function settle_again(keys, id, record, epoch, newest, now)
   if not is_told(id, record, newest.finished_ms) then
-    record.published = published
     tell(id, record, newest.state, newest.done)
   end
-  return settle(keys, id, epoch, newest.state, now)
+  return settle(keys, id, record, epoch, newest.state, now)
 end
 
 -- Writes the terminal entry: the caller's message, and beside it the stamps that only Redis knows.
 -- Returns the state, which is another one if the log has an end already.
 local function write_end(keys, id, epoch, state, done, now)
-  local record = fields_of(keys, 'published', 'attempts', 'resumes', 'submitted_ms', 'claimed_ms',
-    'first_token_ms', 'metadata', 'prefix', 'tenant', 'priority')
+  local record = record_of(keys, 'metadata')
   local newest = agree(keys, record)
   if newest.done then
-    return settle_again(keys, id, epoch, newest, record.published, now)
+    return settle_again(keys, id, record, epoch, newest, now)
   end
   local entry = { 'done', done, 'state', state, 'attempts', record.attempts, 'resumes',
     record.resumes, 'submitted_ms', record.submitted_ms, 'finished_ms', int(now) }
@@ -307,7 +305,7 @@ local function write_end(keys, id, epoch, state, done, now)
   end
   redis.call('XADD', keys.output, record.published .. '-' .. epoch, unpack(entry))
   tell(id, record, state, done)
-  return settle(keys, id, epoch, state, now)
+  return settle(keys, id, record, epoch, state, now)
 end
 
 -- Ends a request without a worker. A new epoch and no owner: whoever still runs it is fenced, and

@@ -7,7 +7,7 @@
 
 local id, letter_id, keeps_tokens = ARGV[FIRST], ARGV[FIRST + 1], ARGV[FIRST + 2] == '1'
 local keys, now = take_keys(id), now_ms()
-local record = fields_of(keys, 'state', 'epoch', 'submitted_ms')
+local record = record_of(keys)
 local found = redis.call('XRANGE', DEAD, letter_id, letter_id)[1]
 local letter = found and table_of(found[2])
 
@@ -32,16 +32,13 @@ if record.state and keeps_tokens then
   end
 else
   redis.call('DEL', keys.output)
-  redis.call('HDEL', keys.record, 'first_token_ms', 'fingerprint', 'prefix')
+  redis.call('HDEL', keys.record, unpack(TOKEN_FIELDS))
   redis.call('HSET', keys.record, 'published', '0', 'resumes', '0')
 end
-letter.published = redis.call('HGET', keys.record, 'published')
-letter.epoch = int(tonumber(record.epoch or '0') + 1)
-redis.call('HDEL', keys.record, 'cancel', 'released', 'resumed_from', 'finished_ms', 'claimed_ms',
-  'losses', 'fair', 'rate', 'due_ms')
+redis.call('HDEL', keys.record, unpack(DELETED_FIELDS))
 redis.call('HSET', keys.record, 'owner', '', 'attempts', '0',
-  'submitted_ms', letter.submitted_ms or int(now), 'epoch', letter.epoch, 'priority', letter.priority,
-  'tenant', letter.tenant, 'deadline_ms', letter.deadline_ms)
+  'submitted_ms', letter.submitted_ms or int(now), 'epoch', int(tonumber(record.epoch or '0') + 1),
+  'priority', letter.priority, 'tenant', letter.tenant, 'deadline_ms', letter.deadline_ms)
 if letter.metadata ~= '' then
   redis.call('HSET', keys.record, 'metadata', letter.metadata)
 end
@@ -49,12 +46,13 @@ if letter.asked and not record.state then
   redis.call('HSET', keys.record, 'asked', letter.asked)
 end
 book(keys, id, 'failed', 'queued', tonumber(letter.tokens), letter.tenant)
+record = record_of(keys)
 if (letter.session or '') ~= '' then
   -- It is the last turn of its session now: later ones may run already.
-  letter.number = new_arrival()
-  join_session(keys, id, letter, letter.number)
+  record.session, record.number = letter.session, new_arrival()
+  join_session(keys, id, record, record.number)
 end
-local state = enqueue(keys, id, letter, keeps_arrival(letter), now)
+local state = enqueue(keys, id, record, keeps_arrival(record), now)
 redis.call('XDEL', DEAD, letter_id)
 -- This write comes last: of a torn file, which holds a part of all this, the letter is still known
 -- as that of its request.

@@ -59,8 +59,7 @@ local function join_again(id, record)
 end
 
 local function restore(keys, id)
-  local record = fields_of(keys, 'state', 'priority', 'deadline_ms', 'arrival', 'submitted_ms',
-    'fair', 'due_ms', 'tenant', 'session', 'turn')
+  local record = record_of(keys)
   if not record.state then
     local was_open = booked(id).state ~= ''
     forget(keys, id)

@@ -52,16 +52,17 @@ end
 -- gone, and the time by which it knows a later request of the same id. Call it before the end is
 -- written, which deletes the body.
 local function bury(keys, id, reason, now)
-  local record = fields_of(keys, 'attempts', 'priority', 'tenant', 'deadline_ms', 'metadata',
-    'submitted_ms', 'asked', 'session')
+  local record = record_of(keys, 'metadata')
   local body = redis.call('GET', keys.body) or ''
   local _, last = letter_at('XREVRANGE', '+', '-')
   local total = (tonumber(last and last.total) or 0) + #body
-  redis.call('XADD', DEAD, '*', 'id', id, 'reason', reason, 'attempts', record.attempts,
-    'priority', record.priority, 'tenant', record.tenant, 'deadline_ms', record.deadline_ms,
-    'metadata', record.metadata or '', 'submitted_ms', record.submitted_ms,
-    'asked', record.asked or '', 'session', record.session or '', 'tokens', booked(id).tokens,
-    'total', int(total), 'bytes', body)
+  local letter = { 'id', id, 'reason', reason, 'tokens', booked(id).tokens, 'total', int(total),
+    'bytes', body }
+  for _, name in ipairs(LETTER_FIELDS) do
+    letter[#letter + 1] = name
+    letter[#letter + 1] = record[name] or ''
+  end
+  redis.call('XADD', DEAD, '*', unpack(letter))
   trim_letters(total, now)
 end
 
@@ -128,15 +129,11 @@ local function keeps_arrival(record)
   return tonumber(record.published) > 0 and tonumber(record.losses or '0') < SUSPICIOUS
 end
 
--- Queues a request again. `record` has the fields priority, deadline_ms, and number: see
--- `rank_anew`.
+-- Queues a request again.
 local function enqueue(keys, id, record, is_kept, now)
   enter(keys, id, 'queued')
   wait_from(id, now, tonumber(record.deadline_ms))
   live_for(keys, SPAN_MS)
-  local before = fields_of(keys, 'arrival', 'submitted_ms', 'fair', 'due_ms')
-  record.arrival, record.submitted_ms, record.fair = before.arrival, before.submitted_ms, before.fair
-  record.due_ms = before.due_ms
   local rank_it = is_kept and rank or rank_anew
   if rank_it(keys, id, record) then
     add_ticket(id, record.priority)

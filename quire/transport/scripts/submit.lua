@@ -31,8 +31,7 @@ local function find_again(its, its_id, found)
   end
 end
 
-local found = fields_of(keys, 'state', 'asked', 'priority', 'deadline_ms', 'arrival',
-  'submitted_ms', 'fair', 'due_ms')
+local found = record_of(keys)
 local state = found.state
 if state then
   find_again(keys, id, found)
@@ -46,8 +45,7 @@ if idempotency_key then
       return { 'held', held, '' }
     end
     local its = { record = holder_key }
-    local other = fields_of(its, 'state', 'priority', 'deadline_ms', 'arrival',
-      'submitted_ms', 'fair', 'due_ms')
+    local other = record_of(its)
     if other.state then
       find_again(its, held, other)
       return { 'known', held, other.state }
@@ -115,9 +113,8 @@ end
 local life = start - now + wait + RETENTION_MS
 -- This write comes first, so that a user who may not submit changes nothing.
 redis.call('SET', keys.body, body, 'PX', int(life))
-redis.call('HSET', keys.record, 'epoch', '0', 'owner', '', 'published', '0', 'attempts', '0',
-  'resumes', '0', 'priority', priority, 'tenant', tenant, 'deadline_ms', int(deadline),
-  'submitted_ms', int(now), 'asked', asked)
+redis.call('HSET', keys.record, 'priority', priority, 'tenant', tenant, 'deadline_ms', int(deadline),
+  'submitted_ms', int(now), 'asked', asked, unpack(INITIAL_FIELDS))
 if answer ~= '' then
   redis.call('HSET', keys.record, 'answer', answer)
 end

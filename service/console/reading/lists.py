@@ -7,7 +7,8 @@ from typing import Any
 from quire.broker.broker import Broker
 from quire.errors import ProtocolError
 from quire.keys import Keys
-from quire.transitions.replies import STATUS_FIELDS, ms_of, status_of
+from quire.record import STATUS_FIELDS
+from quire.transitions.replies import ms_of, status_of
 from quire.transitions.values import RequestStatus
 from quire.transport.procedure import Procedure, RoundTrip, command
 from quire.wire.ends import End
@@ -28,9 +29,6 @@ TAIL_LENGTH = 120
 
 #: The largest offset of a page.
 MAX_OFFSET = 10_000_000
-
-#: The fields of a row: those of a status, and when the first claim was made.
-FIELDS = (*STATUS_FIELDS, "claimed_ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +172,7 @@ def _rows(
     asked: list[Any] = []
     for name in names:
         asked.append(command("hget", keys.log_positions, name))
-        asked.append(command("hmget", keys.request(name), FIELDS))
+        asked.append(command("hmget", keys.request(name), STATUS_FIELDS))
         if has_text:
             asked.append(command("xrevrange", keys.output(name), count=TAIL_ENTRIES))
     *replies, time = yield RoundTrip((*asked, command("time")), keeps_errors=True)
@@ -182,24 +180,26 @@ def _rows(
     for name in names:
         place, values = next(answers), next(answers)
         log = next(answers) if has_text else []
-        status = _status(name, place, values, time=time)
-        claimed = values[-1] if isinstance(values, list) and _is_number(values[-1]) else None
-        moment = (since or {}).get(name, int(claimed) if claimed else None)
+        fields = _fields(values)
+        status = _status(name, place, fields, time=time)
+        claimed = fields.get(b"claimed_ms")
+        moment = (since or {}).get(name, int(claimed or b"") if _is_number(claimed) else None)
         rows.append(Row(name, status, ms_of(time), moment, _tail(log)))
     return rows
 
 
+def _fields(values: Any) -> dict[bytes, bytes]:
+    """The fields in the reply to HMGET; none if the key holds something else."""
+    if not isinstance(values, list):
+        return {}
+    named = zip(STATUS_FIELDS, values, strict=True)
+    return {name.encode(): value for name, value in named if value is not None}
+
+
 def _status(
-    request_id: str, place: Any, values: Any, *, time: tuple[int, int]
+    request_id: str, place: Any, fields: Mapping[bytes, bytes], *, time: tuple[int, int]
 ) -> RequestStatus | None:
-    """The status in the reply to HMGET; None if the record is gone or is not one of ours."""
-    if not isinstance(values, list) or values[0] is None:
-        return None
-    fields = {
-        name.encode(): value
-        for name, value in zip(FIELDS, values, strict=True)
-        if value is not None
-    }
+    """The status in these fields; None if the record is gone or cannot be read."""
     known = place if isinstance(place, bytes) else None
     try:
         return status_of(request_id, fields, place=known, time=time)

@@ -30,6 +30,7 @@ from tests.quire.builders import (
 
 SHARED_PARTS = {
     "common.lua",
+    "record.lua",
     "ranking.lua",
     "fairness.lua",
     "turns.lua",

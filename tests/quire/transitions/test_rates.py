@@ -93,7 +93,9 @@ def test_what_the_answer_leaves_unused_is_given_back_at_the_end(limited):
 
 
 def test_without_what_is_given_back_it_would_be_refused(make_broker):
-    source = load_source("commit").replace("  return_unused(keys, id)\n", "")
+    source = load_source("commit").replace(
+        "    give_back(record, entry.tenant, tonumber(entry.tokens))\n", ""
+    )
     broker = make_broker(sources={"commit": source})
     broker.set_limits(QueueLimits(rate=6000))
     with pytest.raises(QueueFull):

@@ -7,7 +7,7 @@ import pytest
 from quire.cli.verbs import VERBS
 from quire.errors import QuireError
 from quire.wire.sampling import SamplingParams
-from service.pages import cli_page, errors_page, fields_page, sampling_page
+from service.pages import cli_page, errors_page, fields_page, record_page, sampling_page
 from tests.service.builders import CHECKOUT
 
 GENERATORS = {
@@ -15,6 +15,7 @@ GENERATORS = {
     "errors.md": errors_page,
     "cli.md": cli_page,
     "openai-fields.md": fields_page,
+    "record.md": record_page,
 }
 
 

@@ -151,7 +151,9 @@ def test_what_an_answer_leaves_unused_is_given_back(shared):
 def test_without_what_is_given_back_it_would_get_half(make_broker):
     from quire.transport.script_runner import load_source
 
-    source = load_source("commit").replace("  return_unused(keys, id)\n", "")
+    source = load_source("commit").replace(
+        "    give_back(record, entry.tenant, tonumber(entry.tokens))\n", ""
+    )
     broker = make_broker(sources={"commit": source})
     broker.set_fairness(SHARED)
     with pytest.raises(AssertionError):

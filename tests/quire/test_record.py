@@ -1,0 +1,62 @@
+"""The table of the record says who writes each field; the lists of the scripts come from it."""
+
+import re
+from collections.abc import Iterator
+from importlib import resources
+
+import pytest
+
+from quire.record import FIELDS, STATUS_FIELDS, render_lua
+
+SCRIPTS = {
+    file.name.removesuffix(".lua"): file.read_text()
+    for file in (resources.files("quire.transport") / "scripts").iterdir()
+    if file.name.endswith(".lua")
+}
+#: The lists themselves, and the repair, which replaces whatever cannot be read.
+NOT_WRITERS = {"record", "condemn"}
+
+
+def arguments_of_writes(source: str) -> Iterator[list[str]]:
+    """The arguments behind the key of each HSET of a record, each as it is written."""
+    for begin in re.finditer(r"'HSET', \w+\.record,", source):
+        arguments, depth = [""], 0
+        for character in source[begin.end() :]:
+            depth += {"(": 1, ")": -1}.get(character, 0)
+            if depth < 0:
+                break
+            if character == "," and not depth:
+                arguments.append("")
+            else:
+                arguments[-1] += character
+        yield [argument.strip() for argument in arguments]
+
+
+def written(source: str) -> set[str]:
+    names = (name for arguments in arguments_of_writes(source) for name in arguments[::2])
+    return {name.strip("'") for name in names if name.startswith("'")}
+
+
+@pytest.mark.parametrize("script", sorted(SCRIPTS.keys() - NOT_WRITERS))
+def test_a_script_writes_the_fields_that_the_table_says(script):
+    said = {field.name for field in FIELDS if script in field.by.split(", ")}
+    assert written(SCRIPTS[script]) <= said
+    if script == "submit":
+        said -= {field.name for field in FIELDS if field.initial is not None}
+    assert {name for name in said if f"'{name}'" not in SCRIPTS[script]} == set()
+
+
+def test_a_field_that_is_not_in_the_table_would_be_noticed():
+    source = "redis.call('HSET', keys.record, 'a', int(f(x, 1)),\n  'b', '0', unpack(rest))"
+    assert written(source) == {"a", "b"}
+
+
+def test_the_committed_lists_are_those_of_the_table():
+    assert SCRIPTS["record"] == render_lua(), "run: python -m quire.record"
+
+
+def test_every_field_stands_once_and_is_read_or_large():
+    names = [field.name for field in FIELDS]
+    assert len(set(names)) == len(names)
+    large = {field.name for field in FIELDS if field.is_large}
+    assert large == set(names) - set(STATUS_FIELDS) | {"metadata"} == {"metadata", "kept"}
