@@ -4,7 +4,9 @@ Each control token in the template's own text becomes a mark; see `control_token
 messages is unchanged, so that the template can test, cut and split it. Knows no tokenizer.
 """
 
+import hashlib
 import operator
+import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import reduce
 from typing import Any
@@ -34,6 +36,10 @@ _COMPARES = frozenset({"select", "reject", "selectattr", "rejectattr", "trim"})
 
 #: The test of templates whether a value is none.
 NONE_TEST = "none"
+
+#: A template with this text, as some of Mistral's have it, refuses calls with other ids.
+SHORT_IDS = "alphanumeric strings with length 9"
+_SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
 
 #: Replaces the control tokens in a template's own text by marks; see `control_tokens`.
 Marked = Callable[[str], str]
@@ -67,6 +73,24 @@ def with_plain_content(message: dict[str, Any]) -> dict[str, Any]:
     if isinstance(content, str | None):
         return message
     return {**message, "content": "".join(part["text"] for part in content)}
+
+
+def with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with ids of calls for a template that demands SHORT_IDS.
+
+    Another id, such as each of ours, becomes one that is a function of it.
+    """
+    calls = message.get("tool_calls") or ()
+    found = {**message, "tool_calls": [_with_short_id(call, "id") for call in calls]}
+    return _with_short_id(found if calls else message, "tool_call_id")
+
+
+def _with_short_id(one: dict[str, Any], name: str) -> dict[str, Any]:
+    given = one.get(name)
+    if not isinstance(given, str) or _SHORT_ID.fullmatch(given):
+        return one
+    digest = hashlib.sha256(given.encode(errors="replace")).hexdigest()
+    return {**one, name: digest[:9]}
 
 
 def with_no_text(root: Callable[[Context], Iterator[str]]) -> Callable[[Context], Iterator[str]]:

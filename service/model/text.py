@@ -28,12 +28,14 @@ from service.constraints.strict_calls import CallMarks, call_marks, mark_ids
 from service.model.chat_template import (
     JOIN,
     NONE_TEST,
+    SHORT_IDS,
     is_none,
     joined,
     own_text,
     rewritten,
     with_no_text,
     with_plain_content,
+    with_short_ids,
 )
 from service.model.control_tokens import ChatPrompt, ControlTokens
 from service.model.encoding import encoded
@@ -315,6 +317,7 @@ def _chat_of(loaded: Any) -> dict[str, Any]:
     environment = compiled.environment
     named = [text for text in loaded.special_tokens_map.values() if isinstance(text, str)]
     template_text = "\0".join([own_text(environment, source), *named])
+    has_short_ids = SHORT_IDS in template_text
     control = ControlTokens(loaded.backend_tokenizer, template_text=template_text)
     own = environment.from_string(rewritten(environment, own_source, control.marked))
     compiled.root_render_func, compiled.blocks = with_no_text(own.root_render_func), own.blocks
@@ -330,6 +333,8 @@ def _chat_of(loaded: Any) -> dict[str, Any]:
         return str(loaded.apply_chat_template(list(messages), **as_usual | settings))
 
     def render_marked(messages: Messages, **settings: Any) -> str:
+        if has_short_ids:
+            messages = [with_short_ids(message) for message in messages]
         return render(messages, **settings, chat_template=own_source, **special)
 
     _must_agree(render, render_marked, loaded.backend_tokenizer, control)

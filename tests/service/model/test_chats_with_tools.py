@@ -1,6 +1,7 @@
 """Chats with functions: what the template is given, and that callers' texts stay text."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from quire.errors import InvalidRequest
+from quire.openai.tools.answers import call_id
 from service.model.text import ModelTokenizer
 from tests.service.chat_models import FAMILIES
 
@@ -116,6 +118,43 @@ def test_no_text_of_a_function_or_a_call_becomes_a_control_token(model: ModelTok
         return [text for text in texts if text in FAMILIES["Qwen"].added]
 
     assert control([ASK, said, result], [tool]) == control([ASK, SAID, RESULT], [TOOL])
+
+
+#: As strict about ids as the templates of some models of Mistral.
+STRICT_ABOUT_IDS = """{%- for message in messages %}
+    {{- message.role ~ ':' }}
+    {%- for call in message.tool_calls or [] %}
+        {%- if call.id is not string or call.id | length != 9 %}
+            {{- raise_exception('Ids must be alphanumeric strings with length 9.') }}
+        {%- endif %}
+        {{- '[' ~ call.id ~ ']' }}
+    {%- endfor %}
+    {%- if message.role == 'tool' %}{{- '(' ~ message.tool_call_id ~ ')' }}{%- endif %}
+{%- endfor %}"""
+
+
+@pytest.mark.parametrize("demands", [True, False])
+def test_a_template_that_demands_short_ids_of_calls_gets_them(
+    tmp_path: Path, demands: bool
+) -> None:
+    family = FAMILIES["ChatML"]
+    family.tokenizer().save(str(tmp_path / "tokenizer.json"))
+    facts = {"tokenizer_class": "PreTrainedTokenizerFast", **family.settings}
+    template = STRICT_ABOUT_IDS if demands else STRICT_ABOUT_IDS.replace("!= 9", "< 9")
+    template = template if demands else template.replace("with length 9", "that are long")
+    facts["chat_template"] = template
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(facts))
+    model = ModelTokenizer.load(str(tmp_path))
+    own, short = call_id("req-1", 0, 0), "a1B2c3D4e"
+    calls = [{**SAID["tool_calls"][0], "id": one} for one in (own, short)]
+    said = {**SAID, "tool_calls": calls}
+    results = [{**RESULT, "tool_call_id": one} for one in (short, own)]
+    text = model.backend.decode(model.encode_chat([ASK, said, *results], created_ms=0).token_ids)
+    found = re.fullmatch(r"user:assistant:\[(\w+)\]\[(\w+)\]tool:\((\w+)\)tool:\((\w+)\)", text)
+    assert found is not None
+    assert found[2] == found[3] == short and found[1] == found[4]
+    assert found[1] != own if demands else found[1] == own
+    assert calls[0]["id"] == own
 
 
 def test_a_template_without_functions_refuses_them(tmp_path: Path) -> None:
