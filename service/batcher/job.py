@@ -20,7 +20,8 @@ from typing import Any
 
 import structlog
 
-from quire.batch.files import ResultFiles
+from quire.batch.files import LineReader, ResultFiles
+from quire.batch.lines import BadLine, error_line
 from quire.batch.progress import FIRST, BatchOptions, BatchProgress, Position
 from quire.batch.run import BatchRun
 from quire.errors import UNAVAILABLE
@@ -35,8 +36,14 @@ from service.batches.ledger import Hold, Ledger
 from service.batches.records import BatchRecord
 from service.batches.storage import FolderStorage, MissingContent, Work
 
-#: Defects after which a batch is not tried again.
+#: Defects after which a batch ends, with the results that it has.
 MAX_FAULTS = 5
+
+#: The error of such a batch, and of each of its lines without a result.
+_DEFECTS = {
+    "code": "internal_error",
+    "message": "defects of the batcher ended it again and again; see its log",
+}
 
 #: The shortest time that a run gets, in seconds: an expired batch ends at once, but in order.
 MIN_SECONDS = 0.001
@@ -120,9 +127,9 @@ class Job:
 
     def _run(self) -> str:
         record = self._record
-        if record.faults >= MAX_FAULTS:
-            message = "defects of the batcher ended it again and again; see its log"
-            return self._fail({"code": "internal_error", "message": message})
+        if record.faults > MAX_FAULTS:
+            # Giving it up has met a defect, too.
+            return self._fail(_DEFECTS)
         work = self._storage.work(record.id, epoch=self.hold.epoch, work_epoch=record.work_epoch)
         start = Position(record.offset, record.num_read) if work.is_resumed else FIRST
         try:
@@ -132,10 +139,15 @@ class Job:
             return self._fail({"code": "input_file_missing", "message": message})
         if not record.counts.total and (status := self._validate(source)):
             return status
+        if record.faults == MAX_FAULTS:
+            return self._give_up(_DEFECTS, source, work, start)
         destination = self._destinations.of(self._record.model)
         if destination is None:
             message = f"no queue serves the model {self._record.model!r}"
-            return self._fail({"code": "model_not_found", "message": message})
+            error = {"code": "model_not_found", "message": message}
+            if work.is_resumed:
+                return self._give_up(error, source, work, start)
+            return self._fail(error)
         self._save({}, status="in_progress")
         return self._finish(work, self._run_lines(source, work, start, destination))
 
@@ -225,10 +237,29 @@ class Job:
         results.store(work)
         return self._end(progress.ending, results, _counts_of(progress))
 
-    def _fail(self, *errors: Mapping[str, Any]) -> str:
-        """End the batch as failed, without results."""
+    def _give_up(self, error: Mapping[str, str], source: Path, work: Work, start: Position) -> str:
+        """End the batch as failed, with its results and this error for each other line."""
+        with ResultFiles(work.output, work.errors, resume=True, lines=None) as files:
+            num_failed = files.num_failed
+            for line in LineReader(source, self._record.id, start=start):
+                if not files.has_result_of(line):
+                    why = error
+                    if isinstance(line, BadLine):
+                        why = {"code": line.code, "message": line.message}
+                    files.write_error(error_line(line, **why))
+                    num_failed += 1
+            total, done, usage = self._record.counts.total, files.num_completed, files.usage
+        now = BatchProgress(total, completed=done, failed=num_failed, usage=usage)
         results = Results(self._records, self._storage, self._record)
-        return self._end("failed", results, {"errors": json.dumps(errors)})
+        results.store(work)
+        return self._fail(error, results=results, **_counts_of(now))
+
+    def _fail(
+        self, *errors: Mapping[str, Any], results: Results | None = None, **counts: Argument
+    ) -> str:
+        """End the batch as failed; without results unless some are given."""
+        results = results or Results(self._records, self._storage, self._record)
+        return self._end("failed", results, {"errors": json.dumps(errors), **counts})
 
     def _end(self, status: str, results: Results, fields: Mapping[str, Argument]) -> str:
         record, settings = self._record, self._settings

@@ -11,7 +11,7 @@ import pytest
 from quire.batch import files as batch_files
 from quire.transport.script_runner import load_source
 from service.batcher.destinations import Destinations
-from service.batcher.job import ClaimLost, Draining, Job
+from service.batcher.job import MAX_FAULTS, ClaimLost, Draining, Job
 from service.batches import ledger
 from service.batches.ledger import Ledger
 from service.batches.records import BatchRecord
@@ -298,6 +298,43 @@ def test_an_offset_ahead_of_the_results_is_noticed_and_mended(front, worker):
         claims.claim(made.id).run()
     assert claims.claim(made.id).run() == "completed"
     assert results_of(front.openai, front.openai.batches.retrieve(made.id)) == wanted(30)
+
+
+@pytest.mark.parametrize("code", ["internal_error", "model_not_found"])
+def test_a_batch_that_fails_after_lines_have_run_has_a_result_for_each(
+    front, worker, tmp_path, code
+):
+    claims, settings = Claims(front), {}
+    made = create(front.openai, *lines_of_batch(30))
+    first = claims.claim(made.id, max_inflight=4, save_seconds=0.01)
+    stop_after(first, 10)
+    with pytest.raises(Draining):
+        first.run()
+    if code == "internal_error":
+        for _ in range(MAX_FAULTS):
+            claims.claim(made.id).note_fault()
+    else:
+        settings["models_file"] = tmp_path / "models.toml"
+        settings["models_file"].write_text('[models.a]\nqueue = "a"\n[models.b]\nqueue = "b"\n')
+    assert claims.claim(made.id, **settings).run() == "failed"
+    batch = front.openai.batches.retrieve(made.id)
+    results = results_of(front.openai, batch)
+    texts = {name: text for name, text in results.items() if text != code}
+    assert {*results} == {*wanted(30)} and texts.items() <= wanted(30).items()
+    assert 10 <= len(texts) < 30
+    counts = batch.request_counts
+    assert (counts.completed, counts.failed) == (len(texts), 30 - len(texts))
+    assert batch.usage.output_tokens == sum(int(name[4:]) % 7 + 1 for name in texts)
+    assert [error.code for error in batch.errors.data] == [code]
+
+
+def test_a_batch_that_cannot_be_given_up_ends_all_the_same(front):
+    claims = Claims(front)
+    made = create(front.openai, *lines_of_batch(3))
+    for _ in range(MAX_FAULTS + 1):
+        claims.claim(made.id).note_fault()
+    assert claims.claim(made.id).run() == "failed"
+    assert front.openai.batches.retrieve(made.id).output_file_id is None
 
 
 def stop_after(job: Job, num_lines: int) -> None:
