@@ -7,7 +7,6 @@ import pytest
 from quire.broker.broker import Broker
 from quire.transport.connection import connect
 from service.process.disk import require_durability
-from tests.quire.conftest import path_of_new_server  # noqa: F401
 from tests.service.builders import private_redis
 
 
@@ -26,9 +25,12 @@ class Waits(threading.Event):
 
 
 @pytest.mark.real_redis
-def test_a_server_without_memory_is_asked_again(path_of_new_server):  # noqa: F811
+def test_a_server_without_memory_is_asked_again():
     with private_redis() as server, connect(server.url) as connection:
+        version = connection.info("server")["redis_version"].split(".")
+        # Earlier ones have no WAITAOF, and the check of their settings writes nothing.
+        num_refused = int(tuple(map(int, version[:2])) >= (7, 2))
         connection.config_set("maxmemory", 1)
         ending = Waits(connection)
         require_durability(connection, [Broker(connection).keys], ending=ending)
-        assert ending.num == 1
+        assert ending.num == num_refused
