@@ -9,7 +9,7 @@ from typing import Any
 from quire.openai.tools.argument_types import argument_types
 from quire.openai.tools.formats import ToolFormat
 from quire.wire.tools import ToolUse
-from service.constraints.schemas import SchemaRefused
+from service.constraints.schemas.checks import SchemaRefused
 from service.constraints.tagged_rules import tagged_rules
 from service.constraints.terminals import json_rule, word
 

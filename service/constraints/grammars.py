@@ -23,7 +23,8 @@ from service.constraints.deep_stack import on_deep_stack
 from service.constraints.grammar_cache import GrammarCache
 from service.constraints.matching import GrammarConstraint, shortened
 from service.constraints.rehearsal import failure_of
-from service.constraints.schemas import SchemaRefused, enforceable
+from service.constraints.schemas.checks import SchemaRefused
+from service.constraints.schemas.rewriting import enforceable
 from service.constraints.spelling import Speller, without_forcing
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 The library's limits count only a part of its work: one number in a schema can cost minutes and
 gigabytes. The process has a CPU timer and a memory limit, so it dies instead of the worker. It also
-rehearses the constraint (see `service.constraints.rehearsal`), within the same bounds. It is
+rehearses the constraint (see `service.constraints.rehearsal`), within the same bounds again. It is
 started for the first constraint, and again after each death. Knows no requests and no threads.
 """
 

@@ -113,9 +113,11 @@ def _try(
     try:
         with _bounded(job["cpu_seconds"], job["memory_bytes"]):
             matcher = grammars.compile(wanted, is_shared=False)
-            cpu_seconds = time.process_time() - began
-            failure = grammars.rehearse(wanted, matcher) if job["is_new"] else None
-        refusal = failure.message if failure is not None else ""
+        cpu_seconds = time.process_time() - began
+        if job["is_new"]:
+            with _bounded(job["cpu_seconds"], job["memory_bytes"]):
+                failure = grammars.rehearse(wanted, matcher)
+            refusal = failure.message if failure is not None else ""
         num_bytes = heap_bytes() - bytes_before
         del matcher
     except InvalidRequest as error:

@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.openai.tools.argument_types import LETTERS, TEXT, json_of
 from quire.openai.tools.formats import Tags
-from service.constraints.schemas import SchemaRefused
+from service.constraints.schemas.checks import SchemaRefused
 from service.constraints.terminals import any_of, json_rule, quoted, word
 
 #: What may be said of the arguments of a function beside each of them.

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from service.constraints.grammars import JSON_OPTIONS
-from service.constraints.schemas import enforceable
+from service.constraints.schemas.rewriting import enforceable
 
 
 def quoted(text: str) -> str:

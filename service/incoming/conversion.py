@@ -16,7 +16,7 @@ from quire.wire.constraints import CONSTRAINTS, Constraint
 from quire.wire.logprobs import check_prompt_logprobs
 from quire.wire.pooling import is_pooled
 from quire.wire.protocol import GenerationRequest, Kind, ParsedBody, SamplingParams
-from service.constraints.schemas import SchemaRefused
+from service.constraints.schemas.checks import SchemaRefused
 from service.constraints.strict_calls import strict_grammar
 from service.incoming.origins import with_changed_chat
 from service.model.continuations import encode_continued, refuse_faulty_choice

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from service.constraints.formats import keywords_of
+from service.constraints.schemas.formats import keywords_of
 from tests.service.constraints.judged import Judge, refusal_of
 from tests.service.walks import constraint, text_of, walk
 

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from quire.errors import InvalidRequest
-from service.constraints.patterns import admits_escapes
+from service.constraints.schemas.patterns import admits_escapes
 from tests.service.constraints.judged import Judge, refusal_of
 from tests.service.walks import constraint, text_of, walk
 

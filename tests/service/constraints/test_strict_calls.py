@@ -250,7 +250,7 @@ def test_a_format_whose_calls_cannot_be_told_from_text_has_no_marks(template: st
 
 
 def test_a_schema_that_cannot_be_enforced_is_refused() -> None:
-    bad = function("f", strict=True, parameters={"type": "object", "not": {}})
+    bad = function("f", strict=True, parameters={"type": "object", "not": {"pattern": "a"}})
     use = parse_body("chat.completions", CHAT | {"tools": [bad]}).tools
     marks = call_marks("<tool_call>", {})
     assert use is not None and marks is not None

@@ -16,12 +16,11 @@ MAX_DEPTH = 8
 _ALL_TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
 
 
-def first_overlap(root: Mapping[str, Any], branches: Sequence[Any]) -> tuple[int, int] | None:
-    """The first two branches that one value may match; None if all exclude each other."""
+def overlaps(root: Mapping[str, Any], branches: Sequence[Any]) -> Iterator[tuple[int, int]]:
+    """Each two branches that one value may match."""
     for (first, one), (second, other) in combinations(enumerate(branches), 2):
         if not _exclude(root, one, other, depth=MAX_DEPTH):
-            return first, second
-    return None
+            yield first, second
 
 
 def _exclude(root: Mapping[str, Any], one: Any, other: Any, *, depth: int) -> bool:
