@@ -11,7 +11,7 @@ from quire.openai.tools.formats import ToolFormat
 from quire.wire.tools import ToolUse
 from service.constraints.schemas.checks import SchemaRefused
 from service.constraints.tagged_rules import tagged_rules
-from service.constraints.terminals import json_rule, word
+from service.constraints.terminals import json_rule, quoted, word
 
 #: The ids that models give their calls: those of Mistral.
 _ID = "/[a-zA-Z0-9]{9}/"
@@ -43,11 +43,10 @@ def call_rules(
     rules, names = [], []
     for index, (name, home) in enumerate(functions_of(schema_of_call)):
         names.append(f"call{index}")
+        begin = word(f"{one.prefix}{name}{one.separator or one.name_end}", special)
         if one.id_begin:
-            begin = f"{word(f'{one.prefix}{name}{one.id_begin}', special)} {_ID} "
-            begin += word(one.separator, special)
-        else:
-            begin = word(f"{one.prefix}{name}{one.separator or one.name_end}", special)
+            call_id = f"({word(one.id_begin, special)} {_ID})?"
+            begin = f"{quoted(name)} {call_id} {word(one.separator, special)}"
         if one.tags is None:
             rules.append(f"call{index}: SPACE? {begin} SPACE? json{index} {end}")
             rules.append(json_rule(f"json{index}", written_arguments(schema_of_call, home)))

@@ -88,7 +88,7 @@ FORMATS = {
     ),
     "Mistral Small 3.2": Format(
         FAMILIES["mistral small"],
-        after=r"\[TOOL_CALLS\]\s*(?P<name>[a-z]+)\[CALL_ID\][a-zA-Z0-9]{9}\[ARGS\]",
+        after=r"\[TOOL_CALLS\]\s*(?P<name>[a-z]+)(?:\[CALL_ID\][a-zA-Z0-9]{9})?\[ARGS\]",
         bias={"[TOOL_CALLS]": 6.2},
         special=("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"),
     ),

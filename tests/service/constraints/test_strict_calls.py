@@ -203,6 +203,19 @@ def test_special_marks_of_reasoning_may_come() -> None:
     assert not accepts(grammars, wanted, ids_of(tokenizer, '[THINK]a[/THINK]{"'))
 
 
+def test_a_call_of_mistral_may_have_an_id_where_its_template_writes_one() -> None:
+    for name, with_id in (("mistral small", True), ("mistral 11", False)):
+        marks, tokenizer, grammars = model(name)
+        wanted = constraint_for(marks)
+        for text, may_come in (
+            ("[TOOL_CALLS]now[ARGS]{}", True),
+            ("[TOOL_CALLS]now[CALL_ID]a1B2c3D4e[ARGS]{}", with_id),
+            ("[TOOL_CALLS]now[CALL_ID]a1B2c3D4[ARGS]{}", False),
+        ):
+            ids = [*ids_of(tokenizer, text), EOS_ID]
+            assert accepts(grammars, wanted, ids) is may_come, (name, text)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_without_parallel_calls_there_is_one_at_most(name: str) -> None:
     marks, tokenizer, grammars = model(name)
