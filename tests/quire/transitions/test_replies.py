@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.broker.grouping import counts_of, ends_of
+from quire.broker.grouping import counts_of, ends_in
 from quire.broker.inspection import inspect_shards
 from quire.errors import ProtocolError
 from quire.transitions.replies import backlog_of, dead_letter_of, limits_of, status_of, worker_of
@@ -23,7 +23,7 @@ from tests.quire.builders import submit_and_claim
         lambda: limits_of({b"max_of:\xff": b"1"}),
         lambda: backlog_of({b"tenant:a": b"few"}),
         lambda: counts_of({b"upside down": b"1"}),
-        lambda: ends_of([(b"ends", [(b"1-1", {b"hello": b"world"})])]),
+        lambda: ends_in([(b"1-1", {b"hello": b"world"})]),
     ],
 )
 def test_what_is_not_ours_is_said_to_be_damaged(read):
