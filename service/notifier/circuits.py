@@ -23,6 +23,10 @@ OPEN_SECONDS = 60.0
 #: The most webhooks that are due at once when a circuit closes; others wait for its next attempt.
 MAX_WOKEN = 10_000
 
+#: Of the webhooks that wait for a circuit, the one that has failed least often is tried first: it
+#: may be one of them that the endpoint refuses. Each failure puts it off by a millisecond.
+MAX_RANK = 1000
+
 _NOW = """
 local function now_ms()
   local time = redis.call('TIME')
@@ -33,8 +37,8 @@ local function at(ms)
 end
 """
 
-# KEYS circuits, due; ARGV tenant, FAILURES, ms for which a circuit is open, member of due. Returns
-# whether an attempt may be made now. If not, the webhook is due with the next one.
+# KEYS circuits, due; ARGV tenant, FAILURES, ms for which a circuit is open, member of due, rank of
+# it. Returns whether an attempt may be made now. If not, the webhook is due with the next one.
 _ENTER = f"""{_NOW}
 local score = tonumber(redis.call('ZSCORE', KEYS[1], ARGV[1]) or '0')
 if score < tonumber(ARGV[2]) then
@@ -45,7 +49,7 @@ if score <= now then
   redis.call('ZADD', KEYS[1], at(now + tonumber(ARGV[3])), ARGV[1])
   return 1
 end
-redis.call('ZADD', KEYS[2], 'XX', at(score), ARGV[4])
+redis.call('ZADD', KEYS[2], 'XX', at(score + tonumber(ARGV[5])), ARGV[4])
 return 0
 """
 
@@ -61,16 +65,16 @@ redis.call('ZADD', KEYS[1], opens and at(now_ms() + tonumber(ARGV[3])) or failur
 return opens and 1 or 0
 """
 
-# KEYS circuits, due; ARGV tenant, FAILURES, MAX_WOKEN. What waits for an open circuit, and nothing
-# else of the tenant, is due when it lets the next attempt through.
+# KEYS circuits, due; ARGV tenant, FAILURES, MAX_WOKEN, MAX_RANK. What waits for an open circuit is
+# due when it lets the next attempt through; nothing else of the tenant is.
 _CLOSE = """
 local score = redis.call('ZSCORE', KEYS[1], ARGV[1])
 redis.call('ZREM', KEYS[1], ARGV[1])
 if not score or tonumber(score) < tonumber(ARGV[2]) then
   return 1
 end
-local prefix = ARGV[1] .. ':'
-for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], score, score, 'LIMIT', 0, ARGV[3])) do
+local prefix, last = ARGV[1] .. ':', string.format('%.0f', tonumber(score) + tonumber(ARGV[4]))
+for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], score, last, 'LIMIT', 0, ARGV[3])) do
   if string.sub(member, 1, #prefix) == prefix then
     redis.call('ZADD', KEYS[2], 0, member)
   end
@@ -94,13 +98,13 @@ class Circuits:
         self._fail = connection.register_script(_FAIL)
         self._close = connection.register_script(_CLOSE)
 
-    async def enter(self, tenant: str, member: str) -> bool:
+    async def enter(self, tenant: str, member: str, *, attempts: int) -> bool:
         """Whether an attempt may be made now; if not, this member of `due` waits for the next one.
 
         When the pause of an open circuit is over, the first caller may try.
         """
-        entering = self._enter([self.key, self._due], [*_rule(tenant), member])
-        return bool(await heeding_cancels(entering))
+        arguments = [*_rule(tenant), member, min(attempts, MAX_RANK)]
+        return bool(await heeding_cancels(self._enter([self.key, self._due], arguments)))
 
     async def fail(self, tenant: str) -> bool:
         """The endpoint has not taken a webhook. Returns whether this opened the circuit."""
@@ -108,8 +112,8 @@ class Circuits:
 
     async def close(self, tenant: str) -> None:
         """The endpoint has taken a webhook: all that wait for it are due."""
-        keys = [self.key, self._due]
-        await heeding_cancels(self._close(keys, [tenant, FAILURES, MAX_WOKEN]))
+        limits = [FAILURES, MAX_WOKEN, MAX_RANK]
+        await heeding_cancels(self._close([self.key, self._due], [tenant, *limits]))
 
 
 def _rule(tenant: str) -> list[Any]:

@@ -112,7 +112,7 @@ class Sending:
             self._metrics.count_given_up("time" if endpoint else "endpoint")
             return
         circuits = self._deliveries.circuits
-        if not await circuits.enter(tenant, pending.member):
+        if not await circuits.enter(tenant, pending.member, attempts=pending.attempts):
             return
         failure = await self._poster.post(endpoint, pending.webhook_id, pending.body)
         if failure is None:

@@ -279,7 +279,7 @@ def test_a_redis_user_of_its_own_may_do_all_this(monkeypatch):
                 circuits = deliveries.circuits
                 opened = [await circuits.fail("default") for _ in range(FAILURES)]
                 assert opened == [False] * (FAILURES - 1) + [True]
-                assert not await circuits.enter("default", first.member)
+                assert not await circuits.enter("default", first.member, attempts=1)
                 await circuits.close("default")
                 (again,) = (await deliveries.take(count=9, lease_seconds=60)).pending
                 assert again.webhook_id == first.webhook_id
