@@ -24,6 +24,9 @@ CONSTRAINTS: Final[tuple[Kind, ...]] = get_args(Kind)
 #: The most bytes of an encoded constraint: the time to compile it grows with its size.
 MAX_CONSTRAINT_BYTES = 1 << 16
 
+#: The most bytes of an encoded JSON schema: much of it may be descriptions.
+MAX_SCHEMA_BYTES = 1 << 18
+
 #: The most nested maps and lists of a schema; libraries that read it fail at about 128.
 MAX_SCHEMA_DEPTH = 100
 
@@ -148,12 +151,12 @@ def _parameter(name: Kind, value: Any, path: str) -> Mapping[str, Any]:
     return {name: value}
 
 
-def checked(value: Any) -> Any:
+def checked(value: Any, *, max_bytes: int = MAX_SCHEMA_BYTES) -> Any:
     """Returns the value of a constraint. ValueError if it cannot be encoded and decoded again."""
     if _is_deeper(value, MAX_SCHEMA_DEPTH):
         raise ValueError(f"is nested more than {MAX_SCHEMA_DEPTH} levels deep")
     try:
-        unpack(pack(value, max_bytes=MAX_CONSTRAINT_BYTES))
+        unpack(pack(value, max_bytes=max_bytes))
         json.dumps(value, allow_nan=False)
     except InvalidRequest as error:
         raise ValueError(error.message) from error
@@ -172,7 +175,7 @@ def _is_deeper(value: Any, levels: int) -> bool:
         inner = [one.values() if isinstance(one, dict) else one for one in level if _holds(one)]
         level = [child for children in inner for child in children]
         num_values += len(level)
-        if num_values > MAX_CONSTRAINT_BYTES:
+        if num_values > MAX_SCHEMA_BYTES:
             return False
     return any(map(_holds, level))
 

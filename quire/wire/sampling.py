@@ -23,6 +23,8 @@ from quire.wire.codec import MAX_ARRAY_LENGTH, MAX_TOKEN_ID, is_token_ids
 from quire.wire.constraints import (
     CONSTRAINTS,
     MAX_CHOICES,
+    MAX_CONSTRAINT_BYTES,
+    MAX_SCHEMA_BYTES,
     Constraint,
     Written,
     checked,
@@ -172,7 +174,8 @@ class SamplingParams(BaseModel):
         others = [name for name in CONSTRAINTS if name != info.field_name and info.data.get(name)]
         if value and others:
             raise ValueError(f"cannot be combined with {others[0]}")
-        return checked(value)
+        is_schema = info.field_name == "json_schema"
+        return checked(value, max_bytes=MAX_SCHEMA_BYTES if is_schema else MAX_CONSTRAINT_BYTES)
 
     @field_validator("ignore_eos")
     @classmethod

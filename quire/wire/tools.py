@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import InvalidRequest
-from quire.wire.constraints import Constraint, checked, moved
+from quire.wire.constraints import MAX_CONSTRAINT_BYTES, Constraint, checked, moved
 
 #: The most functions of one request, as in OpenAI's API.
 MAX_TOOLS = 128
@@ -179,7 +179,7 @@ def _checked_function(function: object, field: str) -> str:
         if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
             raise InvalidRequest(f"{field}.parameters", "must be the JSON schema of an object")
         try:
-            checked(parameters)
+            checked(parameters, max_bytes=MAX_CONSTRAINT_BYTES)
         except ValueError as error:
             raise InvalidRequest(f"{field}.parameters", str(error)) from error
     return name

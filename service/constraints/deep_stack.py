@@ -5,9 +5,9 @@ from concurrent.futures import Future
 from threading import Lock, Thread, stack_size
 from typing import TypeVar
 
-#: Stack size of the thread that compiles, in bytes. The library resolves names recursively, the
-#: 64 KiB of a constraint can contain thousands of names, and a stack overflow ends the process. The
-#: worst case found needed a quarter of this size. Only used pages take memory, until the thread
+#: Stack size of the thread that compiles, in bytes. The library resolves names recursively, a
+#: constraint can contain thousands of names, and a stack overflow ends the process. The worst case
+#: found needed a quarter of this size. Only used pages take memory, until the thread
 #: ends.
 STACK_BYTES = 1 << 28
 

@@ -6,75 +6,102 @@ If the answer is yes, no value matches both. If it is no, there may still be no 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
+from math import inf
 from typing import Any
 
-from quire.wire.constraints import resolve
+from service.constraints.schemas.whole import Whole
 
 #: The most levels of schemas within schemas that are compared.
 MAX_DEPTH = 8
 
+#: For each type, the bounds of a value.
+_BOUNDS = {
+    "string": ("minLength", "maxLength"),
+    "array": ("minItems", "maxItems"),
+    "number": ("minimum", "maximum"),
+}
 _ALL_TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
 
 
-def overlaps(root: Mapping[str, Any], branches: Sequence[Any]) -> Iterator[tuple[int, int]]:
+def overlaps(whole: Whole, branches: Sequence[Any]) -> Iterator[tuple[int, int]]:
     """Each two branches that one value may match."""
     for (first, one), (second, other) in combinations(enumerate(branches), 2):
-        if not _exclude(root, one, other, depth=MAX_DEPTH):
+        if not _exclude(whole, one, other, depth=MAX_DEPTH):
             yield first, second
 
 
-def _exclude(root: Mapping[str, Any], one: Any, other: Any, *, depth: int) -> bool:
+def _exclude(whole: Whole, one: Any, other: Any, *, depth: int) -> bool:
     if one is False or other is False:
         return True
     if depth == 0 or not isinstance(one, Mapping) or not isinstance(other, Mapping):
         return False
-    if _any_part_excludes(root, one, other, depth=depth):
+    if not whole.may_go_on():
+        return False
+    if _any_part_excludes(whole, one, other, depth=depth):
         return True
-    if _any_part_excludes(root, other, one, depth=depth):
+    if _any_part_excludes(whole, other, one, depth=depth):
         return True
-    if not _types(one) & _types(other):
+    types = _types(one) & _types(other)
+    if not types:
         return True
     values, others = _values(one), _values(other)
     if values is not None and others is not None:
         return not values & others
-    if _types(one) == _types(other) == {"object"}:
-        return _exclude_by_property(root, one, other, depth=depth)
-    return False
+    if _exclude_by_bounds(one, other, types) or _exclude_by_bounds(other, one, types):
+        return True
+    return types == {"object"} and _exclude_by_property(whole, one, other, depth=depth)
 
 
-def _any_part_excludes(
-    root: Mapping[str, Any], one: Mapping[str, Any], other: Any, *, depth: int
-) -> bool:
+def _any_part_excludes(whole: Whole, one: Mapping[str, Any], other: Any, *, depth: int) -> bool:
     """Whether a schema that `one` implies, or each of its alternatives, excludes the other."""
-    if any(_exclude(root, part, other, depth=depth - 1) for part in _conjuncts(root, one)):
+    if any(_exclude(whole, part, other, depth=depth - 1) for part in _conjuncts(whole, one)):
         return True
     alternatives = [one.get(name) for name in ("anyOf", "oneOf")]
     return any(
-        all(_exclude(root, each, other, depth=depth - 1) for each in branches)
+        all(_exclude(whole, each, other, depth=depth - 1) for each in branches)
         for branches in alternatives
         if isinstance(branches, list | tuple) and branches
     )
 
 
 def _exclude_by_property(
-    root: Mapping[str, Any], one: Mapping[str, Any], other: Mapping[str, Any], *, depth: int
+    whole: Whole, one: Mapping[str, Any], other: Mapping[str, Any], *, depth: int
 ) -> bool:
     """Whether a required property has schemas in both that exclude each other."""
-    properties, others = one.get("properties", {}), other.get("properties", {})
-    if not isinstance(properties, Mapping) or not isinstance(others, Mapping):
-        return False
-    required = {*_texts(one.get("required")), *_texts(other.get("required"))}
     return any(
-        name in required and _exclude(root, value, others[name], depth=depth - 1)
-        for name, value in properties.items()
-        if name in others
+        _exclude(whole, _property(one, name), _property(other, name), depth=depth - 1)
+        for name in {*_texts(one.get("required")), *_texts(other.get("required"))}
     )
 
 
-def _conjuncts(root: Mapping[str, Any], schema: Mapping[str, Any]) -> Iterator[Any]:
+def _property(schema: Mapping[str, Any], name: str) -> Any:
+    """The schema of a property, or True."""
+    properties = schema.get("properties", {})
+    if isinstance(properties, Mapping) and name in properties:
+        return properties[name]
+    return True if schema.get("patternProperties") else schema.get("additionalProperties", True)
+
+
+def _exclude_by_bounds(
+    one: Mapping[str, Any], other: Mapping[str, Any], types: frozenset[str]
+) -> bool:
+    """Whether all values of these types are too large for one of the schemas."""
+    return any(
+        _number(one.get(least)) > _number(other.get(most), missing=inf)
+        for type_, (least, most) in _BOUNDS.items()
+        if types == {type_}
+    )
+
+
+def _number(value: object, *, missing: float = -inf) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number else missing  # type: ignore[arg-type]
+
+
+def _conjuncts(whole: Whole, schema: Mapping[str, Any]) -> Iterator[Any]:
     """The schemas that every value of this one also matches."""
     if isinstance(schema.get("$ref"), str):
-        yield resolve(root, schema["$ref"])
+        yield whole.resolve(schema["$ref"])
     inner = schema.get("allOf")
     yield from inner if isinstance(inner, list | tuple) else ()
 

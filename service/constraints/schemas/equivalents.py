@@ -7,10 +7,10 @@ Each result allows exactly the values that the keyword allows, except for what `
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from quire.wire.constraints import resolve
 from service.constraints.schemas.drafts import listed
 from service.constraints.schemas.formats import keywords_of
 from service.constraints.schemas.negation import complement
+from service.constraints.schemas.whole import Whole
 
 #: The most references in a row that are followed.
 MAX_REFERENCES = 8
@@ -18,15 +18,15 @@ MAX_REFERENCES = 8
 _ANNOTATIONS = frozenset({"title", "description", "$comment", "default", "examples", "deprecated"})
 
 
-def _of_not(root: Mapping[str, Any], beside: Mapping[str, Any]) -> Any:
-    return complement(root, beside["not"])
+def _of_not(whole: Whole, beside: Mapping[str, Any]) -> Any:
+    return complement(whole, beside["not"])
 
 
-def _of_if(root: Mapping[str, Any], beside: Mapping[str, Any]) -> Any:
+def _of_if(whole: Whole, beside: Mapping[str, Any]) -> Any:
     condition, then, other = beside["if"], beside.get("then", True), beside.get("else", True)
     if then is True and other is True:
         return True
-    excluded = complement(root, condition)
+    excluded = complement(whole, condition)
     if excluded is None:
         return None
     return {"anyOf": [{"allOf": [condition, then]}, {"allOf": [excluded, other]}]}
@@ -48,9 +48,9 @@ def _of_needs(needs: Any) -> Any:
     return {"allOf": schemas} if schemas else True
 
 
-def _of_names(root: Mapping[str, Any], beside: Mapping[str, Any]) -> Any:
+def _of_names(whole: Whole, beside: Mapping[str, Any]) -> Any:
     """An object has only properties whose names match a schema."""
-    left = _without_references(root, beside["propertyNames"])
+    left = _without_references(whole, beside["propertyNames"])
     if left is None:
         return None
     if "string" not in listed(left.pop("type", "string")):
@@ -73,7 +73,7 @@ def _of_names(root: Mapping[str, Any], beside: Mapping[str, Any]) -> Any:
     return {"allOf": schemas} if schemas else True
 
 
-def _without_references(root: Mapping[str, Any], schema: Any) -> dict[str, Any] | None:
+def _without_references(whole: Whole, schema: Any) -> dict[str, Any] | None:
     """The keywords of a schema, or of the one that it refers to, that are no annotations."""
     for _ in range(MAX_REFERENCES):
         if schema is True:
@@ -83,7 +83,7 @@ def _without_references(root: Mapping[str, Any], schema: Any) -> dict[str, Any] 
         found = {key: value for key, value in schema.items() if key not in _ANNOTATIONS}
         if found.keys() != {"$ref"} or not isinstance(found["$ref"], str):
             return found
-        schema = resolve(root, found["$ref"])
+        schema = whole.resolve(found["$ref"])
     return None
 
 
@@ -95,18 +95,18 @@ def _with(**properties: Any) -> dict[str, Any]:
     return {**properties, "additionalProperties": False}
 
 
-def _of_format(_: Mapping[str, Any], beside: Mapping[str, Any]) -> Any:
+def _of_format(_: Whole, beside: Mapping[str, Any]) -> Any:
     if not isinstance(beside["format"], str):
         return None
     return keywords_of(beside["format"]) if "string" in listed(beside.get("type", "string")) else {}
 
 
-def _of_unique(_: Mapping[str, Any], beside: Mapping[str, Any]) -> Any:
+def _of_unique(_: Whole, beside: Mapping[str, Any]) -> Any:
     most = beside.get("maxItems")
     return True if beside["uniqueItems"] is False or (type(most) is int and most <= 1) else None
 
 
-def _of_contains(_: Mapping[str, Any], beside: Mapping[str, Any]) -> Any:
+def _of_contains(_: Whole, beside: Mapping[str, Any]) -> Any:
     return True if beside.get("minContains") == 0 and "maxContains" not in beside else None
 
 
@@ -115,9 +115,9 @@ def _unless_free(value: Any) -> Any:
     return True if value is True or value == {} else None
 
 
-#: For each keyword, the schema that replaces it; None if it is not known. The arguments are the
-#: schema that all references refer to, and the one that has the keyword.
-EQUIVALENTS: Final[dict[str, Callable[[Mapping[str, Any], Mapping[str, Any]], Any]]] = {
+#: For each keyword, the schema that replaces it; None if it is not known. The second
+#: argument is the schema that has the keyword.
+EQUIVALENTS: Final[dict[str, Callable[[Whole, Mapping[str, Any]], Any]]] = {
     "not": _of_not,
     "if": _of_if,
     "dependencies": lambda _, beside: _of_needs(beside["dependencies"]),

@@ -9,14 +9,12 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from typing import Any, Final
 
-from quire.wire.constraints import resolve
 from service.constraints.schemas.disjoint import overlaps
 from service.constraints.schemas.drafts import in_current_draft, listed
+from service.constraints.schemas.whole import Whole
 
 #: The most levels of schemas within schemas, and references in a row.
 MAX_DEPTH = 16
-#: The most schemas that a complement may be made of. References may double it at each level.
-MAX_SCHEMAS = 2000
 #: The longest text that a pattern excludes: parentheses can be nested only so deep.
 MAX_EXCLUDED_LENGTH = 100
 
@@ -56,13 +54,10 @@ class _Unsayable(Exception):
     """The complement cannot be said with these keywords, or would be too large."""
 
 
-def complement(root: Mapping[str, Any], schema: Any) -> Any:
-    """A schema of the values that `schema` excludes; None if it is not known.
-
-    `root` is what the references of both refer to.
-    """
+def complement(whole: Whole, schema: Any) -> Any:
+    """A schema of the values that `schema` excludes; None if it is not known."""
     try:
-        return _Negation(root).of(schema, MAX_DEPTH)
+        return _Negation(whole).of(schema, MAX_DEPTH)
     except _Unsayable:
         return None
 
@@ -70,15 +65,13 @@ def complement(root: Mapping[str, Any], schema: Any) -> Any:
 class _Negation:
     """Makes one complement. Each method for a keyword returns the alternatives."""
 
-    def __init__(self, root: Mapping[str, Any]) -> None:
-        self._root = root
-        self._num_left = MAX_SCHEMAS
+    def __init__(self, whole: Whole) -> None:
+        self._whole = whole
 
     def of(self, schema: Any, depth: int) -> Any:
-        self._num_left -= 1
         if isinstance(schema, bool):
             return not schema
-        if depth == 0 or self._num_left < 0 or not isinstance(schema, Mapping):
+        if depth == 0 or not isinstance(schema, Mapping) or not self._whole.may_go_on():
             raise _Unsayable
         found: list[Any] = []
         for name, value in in_current_draft(schema).items():
@@ -140,7 +133,7 @@ class _Negation:
         return [{"allOf": [self.of(one, depth) for one in _checked(value, list)]}]
 
     def _of_one(self, value: Any, depth: int) -> list[Any]:
-        if any(True for _ in overlaps(self._root, _checked(value, list))):
+        if any(True for _ in overlaps(self._whole, _checked(value, list))):
             raise _Unsayable
         return self._of_any(value, depth)
 
@@ -151,7 +144,7 @@ class _Negation:
         return [value]
 
     def _of_reference(self, value: Any, depth: int) -> list[Any]:
-        return [self.of(resolve(self._root, _checked(value, str)), depth)]
+        return [self.of(self._whole.resolve(_checked(value, str)), depth)]
 
 
 _RULES: Final[dict[str, Callable[[_Negation, Any, int], list[Any]]]] = {

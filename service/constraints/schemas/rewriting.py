@@ -11,13 +11,13 @@ from copy import deepcopy
 from decimal import Decimal
 from typing import Any, TypeAlias
 
-from quire.wire.constraints import resolve
 from service.constraints.schemas.checks import CHECKS, SchemaRefused
 from service.constraints.schemas.disjoint import overlaps
 from service.constraints.schemas.drafts import in_current_draft
 from service.constraints.schemas.equivalents import EQUIVALENTS
 from service.constraints.schemas.negation import complement
 from service.constraints.schemas.patterns import NO_ESCAPES, admits_escapes
+from service.constraints.schemas.whole import Whole
 
 Schema: TypeAlias = dict[str, Any]
 
@@ -27,6 +27,8 @@ MANY = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
 NAMED = frozenset({"properties", "patternProperties"})
 #: The most branches of a `oneOf`: every pair of them is compared.
 MAX_BRANCHES = 128
+#: The most pairs of branches that overlap: each makes the schema larger.
+MAX_OVERLAPS = 512
 #: An exclusive bound becomes an inclusive one that is 10 to this power away, because the library
 #: would accept the bound itself. Numbers that are closer to the bound are lost.
 NEAREST_EXPONENT = -9
@@ -49,6 +51,7 @@ class _Reading:
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._root = schema
+        self._whole = Whole(schema)
         self._done: dict[str, Any] = {}
         self._due: list[str] = []
 
@@ -58,7 +61,7 @@ class _Reading:
             pointer = self._due.pop()
             if pointer not in self._done:
                 self._done[pointer] = True
-                self._done[pointer] = self._schema(resolve(self._root, f"#{pointer}"), pointer)
+                self._done[pointer] = self._schema(self._whole.resolve(f"#{pointer}"), pointer)
         if not isinstance(root, dict):
             return {"allOf": [root]}
         if self._done:
@@ -88,7 +91,7 @@ class _Reading:
             CHECKS[name](name, value, pointer)
             rewritten[name] = deepcopy(value)
         elif name in EQUIVALENTS:
-            found = EQUIVALENTS[name](self._root, beside)
+            found = EQUIVALENTS[name](self._whole, beside)
             if found is None:
                 raise SchemaRefused(f"`{name}` at #{pointer} cannot be enforced")
             if found not in (True, {}):
@@ -132,7 +135,7 @@ class _Reading:
         if not isinstance(value, str) or not (value == "#" or value.startswith("#/")):
             sentence = "must point into the schema itself, as `#/$defs/name` does"
             raise SchemaRefused(f"`$ref` at #{pointer} {sentence}")
-        if resolve(self._root, value) is None:
+        if self._whole.resolve(value) is None:
             raise SchemaRefused(f"`$ref` at #{pointer} refers to nothing in the schema")
         self._due.append(value[1:])
         return f"#/$defs/{_definition_name(value[1:])}"
@@ -159,21 +162,27 @@ class _Reading:
         if len(branches) > MAX_BRANCHES:
             raise SchemaRefused(f"`oneOf` at #{pointer} has more than {MAX_BRANCHES} branches")
         parts: list[list[Any]] = [[one] for one in rewritten]
-        complements: dict[int, Any] = {}
-        for pair in overlaps(self._root, branches):
+        excluded: dict[int, Any] = {}
+        for number, pair in enumerate(overlaps(self._whole, branches)):
+            if number == MAX_OVERLAPS:
+                raise SchemaRefused(_overlap(pair, pointer))
             for index, other in (pair, reversed(pair)):
-                if other not in complements:
-                    complements[other] = complement(self._root, branches[other])
-                if complements[other] is None:
-                    first, second = pair
-                    raise SchemaRefused(
-                        f"`oneOf` at #{pointer} cannot be enforced, because one value may match"
-                        f" branches {first} and {second}; use `anyOf`, or a required property with"
-                        " another `const` in each branch"
-                    )
+                if other not in excluded:
+                    excluded[other] = complement(self._whole, branches[other])
+                    if excluded[other] is None:
+                        raise SchemaRefused(_overlap(pair, pointer))
+                    excluded[other] = self._schema(excluded[other], pointer)
                 parts[index] += [] if len(parts[index]) > 1 else _in_order(beside)
-                parts[index].append(self._schema(complements[other], pointer))
+                parts[index].append(excluded[other])
         return [{"allOf": one} if len(one) > 1 else one[0] for one in parts]
+
+
+def _overlap(pair: tuple[int, int], pointer: str) -> str:
+    first, second = pair
+    return (
+        f"`oneOf` at #{pointer} cannot be enforced, because one value may match branches {first}"
+        f" and {second}; use `anyOf`, or a required property with another `const` in each branch"
+    )
 
 
 def _in_order(beside: Mapping[str, Any]) -> list[Schema]:

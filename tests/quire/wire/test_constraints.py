@@ -15,6 +15,7 @@ from quire.wire.constraints import (
     CONSTRAINTS,
     MAX_CHOICES,
     MAX_CONSTRAINT_BYTES,
+    MAX_SCHEMA_BYTES,
     MAX_SCHEMA_DEPTH,
     Constraint,
     checked,
@@ -116,7 +117,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a pattern that is too long": ({"regex": "a" * MAX_CONSTRAINT_BYTES}, "body.regex"),
     "texts that are too long": ({"choice": ["a" * 1024] * 80}, "body.choice"),
     "a schema that is too long": (
-        {"json_schema": {"enum": ["a" * MAX_CONSTRAINT_BYTES]}},
+        {"json_schema": {"enum": ["a" * MAX_SCHEMA_BYTES]}},
         "body.json_schema",
     ),
     "an empty schema": ({"json_schema": {}}, "body.json_schema"),
@@ -263,8 +264,8 @@ class Seen(list[Any]):
 
 def test_of_a_constraint_with_too_many_values_the_depth_is_not_searched():
     # Each value takes a byte or more.
-    wide = {"anyOf": [Seen() for _ in range(MAX_CONSTRAINT_BYTES)]}
+    wide = {"anyOf": [Seen() for _ in range(MAX_SCHEMA_BYTES)]}
     assert not constraints._is_deeper(wide, MAX_SCHEMA_DEPTH)
     assert Seen.looks == 0
-    with pytest.raises(ValueError, match="the limit is 65536"):
+    with pytest.raises(ValueError, match="the limit is 262144"):
         checked(wide)

@@ -11,6 +11,8 @@ import jsonschema
 import pytest
 
 from quire.errors import InvalidRequest
+from service.constraints.schemas.checks import SchemaRefused
+from service.constraints.schemas.rewriting import enforceable
 from tests.service.constraints.judged import Judge, refusal_of
 from tests.service.walks import constraint, text_of, walk
 
@@ -120,6 +122,26 @@ SERVED: list[dict[str, Any]] = [
     {"oneOf": [{"properties": {"a": {"const": name}}} for name in ("x", 1)]},
     {"oneOf": [{}, {"type": "null"}]},
     {"if": {"properties": {"a": {"const": 1}}, "required": ["a"]}, "then": {"required": ["b"]}},
+    # Branches of which each has a property, or a size, that the other one excludes.
+    {
+        "oneOf": [
+            {
+                "type": "object",
+                "properties": {name: {"format": "a", "pattern": ""}},
+                "required": [name],
+                "additionalProperties": False,
+            }
+            for name in "ab"
+        ]
+    },
+    {"oneOf": [{"type": "string", "maxLength": 1}, {"minLength": 2, "pattern": "^f"}]},
+    {"oneOf": [{"type": "array", "maxItems": 1, "items": {"type": "integer"}}, {"minItems": 2}]},
+    {
+        "oneOf": [
+            {"type": "number", "minimum": 2},
+            {"type": "number", "maximum": 1, "multipleOf": 1},
+        ]
+    },
     {"dependencies": {"a": ["b"]}},
     {"dependencies": {"a": {"properties": {"b": {"type": "string"}}}}},
     {"dependentRequired": {"a": ["b"]}},
@@ -158,6 +180,25 @@ def test_a_complement_that_doubles_at_each_reference_is_refused_soon():
     began = time.process_time()
     assert refusal_of(schema) == "`not` at #/not cannot be enforced"
     assert time.process_time() - began < 1.0
+
+
+@pytest.mark.parametrize("keyword", ["oneOf", "not"])
+def test_references_that_multiply_at_each_level_cost_bounded_time(keyword: str):
+    definitions: dict[str, Any] = {
+        f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}] * 50} for n in range(7)
+    }
+    all_ = {"$ref": "#/$defs/d0"}
+    schema = {keyword: [all_, {"type": "integer"}] if keyword == "oneOf" else all_}
+    began = time.process_time()
+    with pytest.raises(SchemaRefused, match="cannot be enforced"):
+        enforceable(schema | {"$defs": definitions | {"d7": {"type": "string"}}})
+    assert time.process_time() - began < 5.0
+
+
+def test_branches_that_all_overlap_are_refused_when_they_are_many():
+    branches = [{"required": [f"p{n}"]} for n in range(40)]
+    message = refusal_of({"type": "object", "oneOf": branches})
+    assert message.startswith("`oneOf` at #/oneOf cannot be enforced")
 
 
 def test_properties_come_in_the_order_of_the_caller():
