@@ -192,7 +192,7 @@ def _check_commits(broker: Broker, claims: list[Claim], num_ticks: int) -> None:
             read = broker.read_output(seen, block_seconds=None)
             found += [t for chunk in read[claim.request_id].chunks for t in chunk.token_ids]
         assert found == wanted, f"{claim.request_id} has other tokens"
-        entries = broker._connection.xrange(f"plain:{row}")
+        entries = broker.connection.xrange(f"plain:{row}")
         assert [fields[b"ids"] for _, fields in entries] == [pack_ids((t,)) for t in wanted]
 
 

@@ -88,7 +88,7 @@ def run_batch(
                 run = BatchRun(owned, source, files, options=options, stop=stop)
                 return run.until_it_ends(on_progress)
         # A batch uses the client's brokers, because it reads the logs of many requests at once.
-        brokers = broker._brokers if isinstance(broker, Client) else [broker]
+        brokers = broker.brokers if isinstance(broker, Client) else [broker]
         run = BatchRun(brokers, source, files, options=options, stop=stop)
         return run.until_it_ends(on_progress)
 

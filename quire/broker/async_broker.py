@@ -86,7 +86,7 @@ class AsyncBroker(AsyncShard):
             retry_seconds=retry_seconds,
             durable=durable,
         )
-        self._reader = AsyncReader(self._connection, self.keys, retrying=self._retrying)
+        self._reader = AsyncReader(self.connection, self.keys, retrying=self._retrying)
 
     async def submit_many(self, requests: Sequence[GenerationRequest]) -> list[Submitted]:
         """See `Broker.submit_many`."""
@@ -95,31 +95,31 @@ class AsyncBroker(AsyncShard):
     async def submit_messages(self, messages: Sequence[Message]) -> list[Submitted]:
         """See `Broker.submit_messages`."""
         calls = await taking_turns(submit_call(self.keys, message) for message in messages)
-        return await self._run(submitting(self.keys, messages, calls=calls))
+        return await self.run(submitting(self.keys, messages, calls=calls))
 
     async def cancel(self, request_id: str) -> State:
         """See `Broker.cancel`."""
-        return await self._run(cancelling(self.keys, request_id))
+        return await self.run(cancelling(self.keys, request_id))
 
     async def discard(self, request_id: str) -> State:
         """See `Broker.discard`."""
-        return await self._run(discarding(self.keys, request_id))
+        return await self.run(discarding(self.keys, request_id))
 
     async def end_overdue(self, request_ids: Sequence[str]) -> dict[str, State]:
         """See `Broker.end_overdue`."""
-        return await self._run(grouping.end_overdue(self.keys, request_ids))
+        return await self.run(grouping.end_overdue(self.keys, request_ids))
 
     async def overdue(self, group: str) -> list[str]:
         """See `Broker.overdue`."""
-        return await self._run(grouping.overdue(self.keys, group))
+        return await self.run(grouping.overdue(self.keys, group))
 
     async def status(self, request_id: str) -> RequestStatus:
         """See `Broker.status`."""
-        return await self._run(reading.status(self.keys, request_id))
+        return await self.run(reading.status(self.keys, request_id))
 
     async def kept(self, request_id: str) -> bytes | None:
         """See `Broker.kept`."""
-        return await self._run(reading.kept(self.keys, request_id))
+        return await self.run(reading.kept(self.keys, request_id))
 
     async def read_output(
         self, seen: Mapping[str, int], *, block_seconds: float | None = None
@@ -127,15 +127,15 @@ class AsyncBroker(AsyncShard):
         """See `Broker.read_output`. A read that waits shares its XREAD with all others."""
         if block_seconds is not None and seen:
             return await self._reader.read(seen, timeout=min(block_seconds, MAX_BLOCK_SECONDS))
-        return await self._run(reading.read_output(self.keys, seen, count=MAX_ENTRIES_PER_STREAM))
+        return await self.run(reading.read_output(self.keys, seen, count=MAX_ENTRIES_PER_STREAM))
 
     async def workers(self) -> list[WorkerInfo]:
         """See `Broker.workers`."""
-        return await self._run(reading.workers(self.keys))
+        return await self.run(reading.workers(self.keys))
 
     async def absence(self) -> str | None:
         """See `Broker.absence`."""
-        return await self._run(absence(self.keys))
+        return await self.run(absence(self.keys))
 
     async def close(self) -> None:
         """Ends all waiting reads with BrokerUnavailable. The connection stays open."""
@@ -145,56 +145,56 @@ class AsyncBroker(AsyncShard):
 
     async def group_counts(self, group: str) -> dict[State, int]:
         """See `Broker.group_counts`."""
-        return await self._run(grouping.group_counts(self.keys, group))
+        return await self.run(grouping.group_counts(self.keys, group))
 
     async def group_progress(self, group: str) -> GroupProgress:
         """See `Broker.group_progress`."""
-        return await self._run(grouping.group_progress(self.keys, group))
+        return await self.run(grouping.group_progress(self.keys, group))
 
     async def open_members(self, group: str) -> list[str]:
         """See `Broker.open_members`."""
-        return await self._run(grouping.open_members(self.keys, group))
+        return await self.run(grouping.open_members(self.keys, group))
 
     async def num_open_members(self, group: str) -> int:
         """See `Broker.num_open_members`."""
-        return await self._run(grouping.num_open_members(self.keys, group))
+        return await self.run(grouping.num_open_members(self.keys, group))
 
     async def read_ends(
         self, group: str, *, after: str = FIRST_POSITION, block_seconds: float | None = None
     ) -> list[GroupEnd]:
         """See `Broker.read_ends`. A read that waits uses a connection of its own meanwhile."""
         block = at_most(block_seconds, self._longest_block)
-        return await self._run(
+        return await self.run(
             grouping.read_ends(self.keys, group, after=after, block_seconds=block)
         )
 
     async def cancel_many(self, request_ids: Sequence[str]) -> dict[str, State]:
         """See `Broker.cancel_many`."""
-        return await self._run(grouping.cancel_many(self.keys, request_ids))
+        return await self.run(grouping.cancel_many(self.keys, request_ids))
 
     # The ends of the queue; see `Telling`. A read that waits uses a connection of its own.
 
     async def told(self, *, after: str, block_seconds: float | None = None) -> list[End]:
         """See `Broker.told`."""
         block = at_most(block_seconds, self._longest_block)
-        return await self._run(telling.told(self.keys, after=after, block_seconds=block))
+        return await self.run(telling.told(self.keys, after=after, block_seconds=block))
 
     async def deliver(
         self, group: str, consumer: str, *, block_seconds: float | None = None
     ) -> Delivery:
         """See `Broker.deliver`."""
         block = at_most(block_seconds, self._longest_block)
-        return await self._run(telling.deliver(self.keys, group, consumer, block_seconds=block))
+        return await self.run(telling.deliver(self.keys, group, consumer, block_seconds=block))
 
     async def delivered(self, group: str, consumer: str) -> Delivery:
         """See `Broker.delivered`."""
-        return await self._run(telling.delivered(self.keys, group, consumer))
+        return await self.run(telling.delivered(self.keys, group, consumer))
 
     async def take_over(self, group: str, consumer: str, *, idle_seconds: float) -> Delivery:
         """See `Broker.take_over`."""
         taking = telling.take_over(self.keys, group, consumer, idle_seconds=idle_seconds)
-        return await self._run(taking)
+        return await self.run(taking)
 
     async def acknowledge(self, group: str, positions: Sequence[str]) -> None:
         """See `Broker.acknowledge`."""
-        await self._run(telling.acknowledge(self.keys, group, positions))
+        await self.run(telling.acknowledge(self.keys, group, positions))

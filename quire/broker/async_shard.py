@@ -80,8 +80,8 @@ class AsyncShard:
         durable: bool,
     ) -> None:
         self.keys = keys
-        connection = for_key_async(connection, keys.prefix)
-        self._connection = connection
+        #: Reaches the node of this shard; for reads that no method has.
+        self.connection = connection = for_key_async(connection, keys.prefix)
         self._settings = tuple(settings)
         self._retry_seconds = retry_seconds
         #: For how long a wait without a timeout continues while Redis does not answer.
@@ -94,9 +94,10 @@ class AsyncShard:
 
     async def now_ms(self) -> int:
         """See `Broker.now_ms`."""
-        return await self._run(reading.now_ms())
+        return await self.run(reading.now_ms())
 
-    async def _run(self, procedure: Procedure[_Result]) -> _Result:
+    async def run(self, procedure: Procedure[_Result]) -> _Result:
+        """See `Shard.run`."""
         return await run_async(procedure, self._do)
 
     async def _do(self, step: Ask | RoundTrip) -> list[Any]:
@@ -109,7 +110,7 @@ class AsyncShard:
         return await self._call(once)
 
     async def _look(self, trip: RoundTrip) -> list[Any]:
-        return await send_async(self._connection, trip)
+        return await send_async(self.connection, trip)
 
     async def _ask(self, ask: Ask) -> list[Any]:
         durability = self._durability if ask.must_be_durable else None
@@ -144,6 +145,6 @@ class AsyncShard:
                 return await heeding_cancels(operation())
             except RedisError as error:
                 if is_of_replica(error):
-                    await self._connection.connection_pool.disconnect(inuse_connections=False)
+                    await self.connection.connection_pool.disconnect(inuse_connections=False)
                 pause = attempts.pause_after(error)
             await asyncio.sleep(pause)

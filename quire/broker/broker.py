@@ -96,7 +96,7 @@ class Broker(Working, Moving, Operating, Grouping, Telling):
 
     def submit_messages(self, messages: Sequence[Message]) -> list[Submitted]:
         """Like `submit_many`, for requests that are already encoded."""
-        return self._run(submitting(self.keys, messages))
+        return self.run(submitting(self.keys, messages))
 
     def cancel(self, request_id: str) -> State:
         """Cancels a request; returns its state after that.
@@ -105,7 +105,7 @@ class Broker(Working, Moving, Operating, Grouping, Telling):
         sees the flag at its next commit or heartbeat. A terminal one does not change.
         UnknownRequest.
         """
-        return self._run(cancelling(self.keys, request_id))
+        return self.run(cancelling(self.keys, request_id))
 
     def discard(self, request_id: str) -> State:
         """Deletes what was kept with a request, and after its end the record and the output too.
@@ -113,15 +113,15 @@ class Broker(Working, Moving, Operating, Grouping, Telling):
         Returns the state before. Nothing else of an open request changes: cancel it first, and call
         this again after its end. Not for requests of groups: InvalidRequest. UnknownRequest.
         """
-        return self._run(discarding(self.keys, request_id))
+        return self.run(discarding(self.keys, request_id))
 
     def kept(self, request_id: str) -> bytes | None:
         """What the producer keeps with the request; None without it, or without the request."""
-        return self._run(reading.kept(self.keys, request_id))
+        return self.run(reading.kept(self.keys, request_id))
 
     def status(self, request_id: str) -> RequestStatus:
         """A snapshot of the request. UnknownRequest if it does not exist or has expired."""
-        return self._run(reading.status(self.keys, request_id))
+        return self.run(reading.status(self.keys, request_id))
 
     def read_output(
         self, seen: Mapping[str, int], *, block_seconds: float | None = None
@@ -132,4 +132,4 @@ class Broker(Working, Moving, Operating, Grouping, Telling):
         does not wait). A request without news, or that does not exist, is not in the result.
         """
         block, count = at_most(block_seconds, self._longest_block), output_log.MAX_ENTRIES_PER_READ
-        return self._run(reading.read_output(self.keys, seen, count=count, block_seconds=block))
+        return self.run(reading.read_output(self.keys, seen, count=count, block_seconds=block))

@@ -95,30 +95,30 @@ class Grouping(Shard):
 
     def group_counts(self, group: str) -> dict[State, int]:
         """How many of the group's requests are in each state; empty if the group does not exist."""
-        return self._run(group_counts(self.keys, group))
+        return self.run(group_counts(self.keys, group))
 
     def group_progress(self, group: str) -> GroupProgress:
         """The counts of the group, how many ends it has had, and the last one."""
-        return self._run(group_progress(self.keys, group))
+        return self.run(group_progress(self.keys, group))
 
     def open_members(self, group: str) -> list[str]:
         """The ids of the group's requests that have not ended, sorted."""
-        return self._run(open_members(self.keys, group))
+        return self.run(open_members(self.keys, group))
 
     def num_open_members(self, group: str) -> int:
         """How many of the group's requests have not ended."""
-        return self._run(num_open_members(self.keys, group))
+        return self.run(num_open_members(self.keys, group))
 
     def read_ends(
         self, group: str, *, after: str = FIRST_POSITION, block_seconds: float | None = None
     ) -> list[GroupEnd]:
         """The ends after a cursor, in order; waits for one as `read_output` does."""
         block = at_most(block_seconds, self._longest_block)
-        return self._run(read_ends(self.keys, group, after=after, block_seconds=block))
+        return self.run(read_ends(self.keys, group, after=after, block_seconds=block))
 
     def cancel_many(self, request_ids: Sequence[str]) -> dict[str, State]:
         """Cancels many requests in few round trips; the result has no unknown ones."""
-        return self._run(cancel_many(self.keys, request_ids))
+        return self.run(cancel_many(self.keys, request_ids))
 
     def end_overdue(self, request_ids: Sequence[str]) -> dict[str, State]:
         """Ends the requests that are overdue and held by no worker; returns the states of these.
@@ -126,7 +126,7 @@ class Grouping(Shard):
         A request is overdue if it is past its deadline, too long in the queue, or was cancelled and
         its worker is dead. Every reader that waits for it may call this at any time.
         """
-        return self._run(end_overdue(self.keys, request_ids))
+        return self.run(end_overdue(self.keys, request_ids))
 
     def overdue(self, group: str) -> list[str]:
         """The ids that a reader of a group should pass to `end_overdue`.
@@ -134,7 +134,7 @@ class Grouping(Shard):
         Members whose lease has expired, and all requests that have waited too long: these end at
         once, so the next call does not return them again.
         """
-        return self._run(overdue(self.keys, group))
+        return self.run(overdue(self.keys, group))
 
 
 def group_counts(keys: Keys, group: str) -> Procedure[dict[State, int]]:

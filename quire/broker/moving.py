@@ -161,7 +161,7 @@ class Moving(Shard):
                 ids.append(row.decode())
             except UnicodeDecodeError:
                 _log.error("not a request id, removed: %r in %s", row, times)
-                self._retrying(partial(self._connection.zrem, times, row))
+                self._retrying(partial(self.connection.zrem, times, row))
         return ids
 
     def _move_alone(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from quire.broker import reading
@@ -52,6 +52,12 @@ class Operating(Shard):
         """The newest dead letters, newest first, without unreadable ones."""
         rows = self._read(command("xrevrange", self.keys.dead, count=count))
         return readable(dead_letter_of, rows)
+
+    def purge(self, entry_ids: Sequence[str]) -> int:
+        """Deletes dead letters; returns how many there were. Their requests stay ended."""
+        if not entry_ids:
+            return 0
+        return int(self._read(command("xdel", self.keys.dead, *entry_ids)))
 
     def requeue(self, letter: DeadLetter, *, keep_tokens: bool) -> State:
         """Queues the request of a dead letter again under its id; returns its state after that.
@@ -226,7 +232,7 @@ class Operating(Shard):
 
     def workers(self) -> list[WorkerInfo]:
         """The workers that have signed the registry within a day, sorted by name."""
-        return self._run(reading.workers(self.keys))
+        return self.run(reading.workers(self.keys))
 
     def absence(self) -> str | None:
         """Why no worker will take a request of this shard, as a clause; None if one may.
@@ -234,7 +240,7 @@ class Operating(Shard):
         No worker is alive, all drain, the workers serve another number of shards, or the shard is
         paused. Also None if this Redis user may not read the registry. One round trip.
         """
-        return self._run(absence(self.keys))
+        return self.run(absence(self.keys))
 
     def _change(self, write: Callable[[Any], object]) -> None:
         """Changes the settings of operators atomically.
@@ -243,7 +249,7 @@ class Operating(Shard):
         """
 
         def once() -> None:
-            with self._connection.pipeline(transaction=True) as pipeline:
+            with self.connection.pipeline(transaction=True) as pipeline:
                 write(pipeline)
                 pipeline.execute()
 

@@ -42,8 +42,8 @@ class Shard:
         self.lease_seconds = lease_seconds
         #: For how long a wait without a timeout continues while Redis does not answer.
         self.outage_seconds = OUTAGE_RETRIES * retry_seconds
-        connection = for_key(connection, keys.prefix)
-        self._connection = connection
+        #: Reaches the node of this shard; for reads that no method has.
+        self.connection = connection = for_key(connection, keys.prefix)
         self._longest_block = longest_block_of(connection)
         self._retrying = Retrying(retry_seconds, connection)
         self._scripts = ScriptRunner(connection, settings, retrying=self._retrying, sources=sources)
@@ -57,18 +57,22 @@ class Shard:
 
         Empty for a single server, however it is reached.
         """
-        return owner_of(self._connection)
+        return owner_of(self.connection)
 
     def now_ms(self) -> int:
         """The broker's clock, in unix milliseconds. Deadlines are times on this clock."""
-        return self._run(reading.now_ms())
+        return self.run(reading.now_ms())
 
-    def _run(self, procedure: Procedure[_Result]) -> _Result:
+    def run(self, procedure: Procedure[_Result]) -> _Result:
+        """Runs a procedure on this shard: each step is one round trip, repeated while Redis fails.
+
+        BrokerUnavailable, and the errors of the procedure.
+        """
         return run(procedure, self._do)
 
     def _do(self, step: Ask | RoundTrip) -> list[Any]:
         if isinstance(step, RoundTrip):
-            once = partial(send, self._connection, step)
+            once = partial(send, self.connection, step)
             return self._retrying(once, wait_seconds=step.wait_seconds)
         durability = self._durability if step.must_be_durable else None
         return self._scripts.run_many(step.transition, step.calls, durability=durability)

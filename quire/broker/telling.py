@@ -68,7 +68,7 @@ class Telling(Shard):
         Leaves out the ends of batches, and entries that cannot be read.
         """
         block = at_most(block_seconds, self._longest_block)
-        return self._run(told(self.keys, after=after, block_seconds=block))
+        return self.run(told(self.keys, after=after, block_seconds=block))
 
     def deliver(self, group: str, consumer: str, *, block_seconds: float | None = None) -> Delivery:
         """Ends that were delivered to no consumer of the group yet; waits as `told` does.
@@ -77,19 +77,19 @@ class Telling(Shard):
         if Redis has no memory left for that; a group that is there is read also without.
         """
         block = at_most(block_seconds, self._longest_block)
-        return self._run(deliver(self.keys, group, consumer, block_seconds=block))
+        return self.run(deliver(self.keys, group, consumer, block_seconds=block))
 
     def delivered(self, group: str, consumer: str) -> Delivery:
         """Ends that were delivered to this consumer and not acknowledged, the oldest ones."""
-        return self._run(delivered(self.keys, group, consumer))
+        return self.run(delivered(self.keys, group, consumer))
 
     def take_over(self, group: str, consumer: str, *, idle_seconds: float) -> Delivery:
         """Delivers ends that other consumers have not acknowledged for so many seconds."""
-        return self._run(take_over(self.keys, group, consumer, idle_seconds=idle_seconds))
+        return self.run(take_over(self.keys, group, consumer, idle_seconds=idle_seconds))
 
     def acknowledge(self, group: str, positions: Sequence[str]) -> None:
         """These ends are not delivered again. May be repeated."""
-        self._run(acknowledge(self.keys, group, positions))
+        self.run(acknowledge(self.keys, group, positions))
 
 
 def told(keys: Keys, *, after: str, block_seconds: float | None) -> Procedure[list[End]]:

@@ -76,7 +76,7 @@ class Working(Shard):
     def __init__(self, connection: redis.Redis, keys: Keys, **options: Any) -> None:
         super().__init__(connection, keys, **options)
         self._commit_calls = CommitCalls(keys)
-        self._ingress = IngressReader(self._connection, keys, retrying=self._retrying)
+        self._ingress = IngressReader(self.connection, keys, retrying=self._retrying)
 
     def ensure_groups(self) -> None:
         """Creates the ingress streams and their consumer group if they are missing."""
@@ -206,7 +206,7 @@ class Working(Shard):
 
     def sharing(self) -> SharedConnection:
         """A connection to the node of this shard, for `begin` of all shards of the node."""
-        return SharedConnection(self._connection)
+        return SharedConnection(self.connection)
 
     def begin(self, items: Sequence[CommitItem], shared: SharedConnection) -> BegunCommit:
         """Sends what EXTEND may add of these items; `commit` of the same items reads the replies.

@@ -92,7 +92,7 @@ def _examine(arguments: argparse.Namespace) -> Iterator[Finding]:
 
 
 def _redis(brokers: Sequence[Broker], *, url: str) -> Iterator[Finding]:
-    connection = brokers[0]._connection
+    connection = brokers[0].connection
     try:
         began = time.monotonic()
         connection.ping()
@@ -151,7 +151,7 @@ def _scripts(connection: redis.Redis) -> Finding:
 def _losses(broker: Broker) -> Iterator[Finding]:
     """Whether workers can find every open request; no finding if this user may not read them."""
     try:
-        losses = inspect_losses(broker._connection, broker.keys)
+        losses = inspect_losses(broker.connection, broker.keys)
     except QuireError as error:
         if not isinstance(error.__cause__, NoPermissionError):
             yield Finding("open requests", Verdict.FAIL, str(error))

@@ -6,7 +6,6 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from quire.broker.broker import Broker
 from quire.broker.inspection import ShardState, inspect_shards
@@ -216,7 +215,7 @@ def _act(
         value = {"request_id": letter.request_id, "state": str(state)}
         console.data(value, f"{letter.request_id}  {state}")
     else:
-        broker._connection.xdel(broker.keys.dead, letter.entry_id)
+        broker.purge([letter.entry_id])
         console.data({"purged": letter.request_id}, f"{letter.request_id}  purged")
 
 
@@ -252,15 +251,11 @@ def _readable(original: bytes) -> object:
 
 def _purge_all(broker: Broker) -> int:
     # By id, and not all at once: a letter that arrives now has not been seen by the operator.
-    ids = [letter.entry_id for letter in broker.dead_letters(count=MAX_LETTERS)]
-    if not ids:
-        return 0
-    count: Any = broker._connection.xdel(broker.keys.dead, *ids)
-    return int(count)
+    return broker.purge([letter.entry_id for letter in broker.dead_letters(count=MAX_LETTERS)])
 
 
 def _look(brokers: Sequence[Broker]) -> list[ShardState]:
-    return inspect_shards(brokers[0]._connection, [broker.keys for broker in brokers])
+    return inspect_shards(brokers[0].connection, [broker.keys for broker in brokers])
 
 
 def _show(shards: Sequence[ShardState], tenants: Sequence[Tenants], console: Console) -> None:

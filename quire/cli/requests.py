@@ -154,7 +154,7 @@ def add_inspect(parser: argparse.ArgumentParser) -> None:
 
 def run_inspect(arguments: argparse.Namespace, console: Console) -> int:
     """Prints the record, the request while it is kept, the completion, and a summary of the log."""
-    broker = client_of(arguments)._broker_of(arguments.id)
+    broker = client_of(arguments).broker_of(arguments.id)
     found = _everything(broker, arguments.id, content=arguments.content)
     if console.is_json:
         console.data(found)
@@ -278,7 +278,7 @@ def _exit_code(good: Iterable[bool]) -> int:
 def _everything(broker: Broker, request_id: str, *, content: bool) -> dict[str, Any]:
     status = broker.status(request_id)
     found: dict[str, Any] = plain(status)
-    connection = broker._connection
+    connection = broker.connection
     record, body_key, output = broker.keys.of_request(request_id)
     if data := connection.get(body_key):
         try:

@@ -118,7 +118,7 @@ USER_ADVICE = "nodes do not copy users: create this one on every node, with `+cl
 
 def examined_cluster(brokers: Sequence[Broker]) -> Iterator[Finding]:
     """The findings about each master, and which one has which shard; none for a single server."""
-    connection = brokers[0]._connection
+    connection = brokers[0].connection
     if not isinstance(connection, SlotConnection):
         return
     try:

@@ -80,7 +80,7 @@ def _moment(text: str) -> float:
 
 def look_at_tenants(brokers: Sequence[Broker]) -> list[Tenants]:
     """The tenants of each shard, in the order of the brokers. BrokerUnavailable."""
-    connection = brokers[0]._connection
+    connection = brokers[0].connection
     shards = [broker.keys for broker in brokers]
     return [
         Tenants(sharing, inspect_tenants(connection, keys, count=MAX_TENANTS))

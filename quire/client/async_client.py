@@ -76,14 +76,14 @@ class AsyncClient:
         connection = self._owned or broker
         self._owns_brokers = isinstance(connection, redis.asyncio.Redis)
         if isinstance(connection, AsyncBroker):
-            self._brokers = [connection]
+            self.brokers = [connection]
         elif not isinstance(connection, redis.asyncio.Redis):
             raise TypeError(
                 "an AsyncClient takes a url, a connection made with `connect_async`, or an "
                 "AsyncBroker"
             )
         else:
-            self._brokers = [
+            self.brokers = [
                 AsyncBroker(connection, queue=queue, shard=shard, **settings)
                 for shard in range(shards)
             ]
@@ -103,7 +103,7 @@ class AsyncClient:
     async def close(self) -> None:
         """Ends the tasks and closes the connection of this client. May be repeated."""
         if self._owns_brokers:
-            for broker in self._brokers:
+            for broker in self.brokers:
                 await broker.close()
         if self._owned is not None:
             await self._owned.aclose()
@@ -202,11 +202,11 @@ class AsyncClient:
 
     def attach(self, request_id: str) -> AsyncHandle:
         """A handle to a request submitted elsewhere or earlier. Nothing is sent yet."""
-        return AsyncHandle(self._broker_of(request_id), request_id)
+        return AsyncHandle(self.broker_of(request_id), request_id)
 
     def attach_group(self, group: str) -> AsyncGroupHandle:
         """A handle to a group submitted elsewhere or earlier. Nothing is sent yet."""
-        return AsyncGroupHandle(self._brokers, group)
+        return AsyncGroupHandle(self.brokers, group)
 
     def stream(
         self, request_id: str, *, after: int = 0, prefix_hash: str = ""
@@ -220,11 +220,11 @@ class AsyncClient:
 
     async def cancel(self, request_id: str) -> State:
         """See `Handle.cancel`."""
-        return await self._broker_of(request_id).cancel(request_id)
+        return await self.broker_of(request_id).cancel(request_id)
 
     async def status(self, request_id: str) -> RequestStatus:
         """A snapshot of the request. UnknownRequest."""
-        return await self._broker_of(request_id).status(request_id)
+        return await self.broker_of(request_id).status(request_id)
 
     def ends(
         self,
@@ -236,7 +236,7 @@ class AsyncClient:
     ) -> AsyncIterator[End]:
         """See `Client.ends`."""
         reading = reading_of(
-            self._brokers, after=after, group=group, consumer=consumer, timeout=timeout
+            self.brokers, after=after, group=group, consumer=consumer, timeout=timeout
         )
         return self._ends(reading)
 
@@ -252,33 +252,33 @@ class AsyncClient:
 
     async def kept(self, request_id: str) -> bytes | None:
         """What was kept with the request by `submit_kept`; None without it or the request."""
-        return await self._broker_of(request_id).kept(request_id)
+        return await self.broker_of(request_id).kept(request_id)
 
     async def discard(self, request_id: str) -> State:
         """Delete what was kept with a request, and after its end its results; see Broker."""
-        return await self._broker_of(request_id).discard(request_id)
+        return await self.broker_of(request_id).discard(request_id)
 
     async def models(self) -> list[str]:
         """See `Client.models`."""
-        return models_of([info for broker in self._brokers for info in await broker.workers()])
+        return models_of([info for broker in self.brokers for info in await broker.workers()])
 
     async def adapters(self) -> dict[str, list[str]]:
         """See `Client.adapters`."""
-        return adapters_of([info for broker in self._brokers for info in await broker.workers()])
+        return adapters_of([info for broker in self.brokers for info in await broker.workers()])
 
     async def kinds(self) -> dict[str, str]:
         """See `Client.kinds`."""
-        return kinds_of([info for broker in self._brokers for info in await broker.workers()])
+        return kinds_of([info for broker in self.brokers for info in await broker.workers()])
 
     async def now_ms(self) -> int:
         """See `Client.now_ms`."""
-        return await self._brokers[0].now_ms()
+        return await self.brokers[0].now_ms()
 
-    def _broker_of(self, request_id: str) -> AsyncBroker:
-        return self._brokers[shard_of(request_id, len(self._brokers))]
+    def broker_of(self, request_id: str) -> AsyncBroker:
+        return self.brokers[shard_of(request_id, len(self.brokers))]
 
     def _sending(self, num_requests: int) -> AbstractContextManager[Mapping[str, str]]:
-        return sending(self._brokers[0].keys.queue, num_requests=num_requests)
+        return sending(self.brokers[0].keys.queue, num_requests=num_requests)
 
     async def _ready(
         self,
@@ -288,8 +288,8 @@ class AsyncClient:
         headers: Mapping[str, str] = NO_HEADERS,
     ) -> list[Message]:
         """The checked messages, with their final ids."""
-        now_ms = await self._brokers[0].now_ms() if must_ask_clock(items) else None
-        num_shards = len(self._brokers)
+        now_ms = await self.brokers[0].now_ms() if must_ask_clock(items) else None
+        num_shards = len(self.brokers)
         return await taking_turns(
             ready_messages(
                 items,
@@ -306,5 +306,5 @@ class AsyncClient:
         messages: Sequence[Message],
         given: Sequence[GenerationRequest | RequestArguments],
     ) -> list[AsyncHandle]:
-        ids = await run_async(submitting(self._brokers, messages, given), in_loop)
-        return [AsyncHandle(self._broker_of(name), name, known=True) for name in ids]
+        ids = await run_async(submitting(self.brokers, messages, given), in_loop)
+        return [AsyncHandle(self.broker_of(name), name, known=True) for name in ids]

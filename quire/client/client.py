@@ -85,11 +85,11 @@ class Client:
         self._owned = connect(broker) if isinstance(broker, str) else None
         connection = self._owned or broker
         if isinstance(connection, Broker):
-            self._brokers = [connection]
+            self.brokers = [connection]
         elif not isinstance(connection, redis.Redis):
             raise TypeError("a Client takes a url, a connection made with `connect`, or a Broker")
         else:
-            self._brokers = [
+            self.brokers = [
                 Broker(connection, queue=queue, shard=shard, **settings) for shard in range(shards)
             ]
         self._tenant = tenant
@@ -230,11 +230,11 @@ class Client:
 
     def attach(self, request_id: str) -> Handle:
         """A handle to a request submitted elsewhere or earlier. Nothing is sent yet."""
-        return Handle(self._broker_of(request_id), request_id)
+        return Handle(self.broker_of(request_id), request_id)
 
     def attach_group(self, group: str) -> GroupHandle:
         """A handle to a group submitted elsewhere or earlier. Nothing is sent yet."""
-        return GroupHandle(self._brokers, group)
+        return GroupHandle(self.brokers, group)
 
     def stream(
         self, request_id: str, *, after: int = 0, prefix_hash: str = ""
@@ -248,11 +248,11 @@ class Client:
 
     def cancel(self, request_id: str) -> State:
         """See Handle.cancel."""
-        return self._broker_of(request_id).cancel(request_id)
+        return self.broker_of(request_id).cancel(request_id)
 
     def status(self, request_id: str) -> RequestStatus:
         """A snapshot of the request. UnknownRequest."""
-        return self._broker_of(request_id).status(request_id)
+        return self.broker_of(request_id).status(request_id)
 
     def ends(
         self,
@@ -279,7 +279,7 @@ class Client:
         consumers of a group that is there read on.
         """
         reading = reading_of(
-            self._brokers, after=after, group=group, consumer=consumer, timeout=timeout
+            self.brokers, after=after, group=group, consumer=consumer, timeout=timeout
         )
         return self._ends(reading)
 
@@ -295,31 +295,31 @@ class Client:
 
     def models(self) -> list[str]:
         """The models that the queue's live workers serve, sorted; empty if there is no worker."""
-        return models_of(info for broker in self._brokers for info in broker.workers())
+        return models_of(info for broker in self.brokers for info in broker.workers())
 
     def adapters(self) -> dict[str, list[str]]:
         """For each such model, the adapters that some worker has, sorted."""
-        return adapters_of(info for broker in self._brokers for info in broker.workers())
+        return adapters_of(info for broker in self.brokers for info in broker.workers())
 
     def kinds(self) -> dict[str, str]:
         """The models of live workers that make vectors, each with the kind that it serves."""
-        return kinds_of(info for broker in self._brokers for info in broker.workers())
+        return kinds_of(info for broker in self.brokers for info in broker.workers())
 
     def now_ms(self) -> int:
         """The broker's clock, in unix milliseconds. Deadlines are times on this clock."""
-        return self._brokers[0].now_ms()
+        return self.brokers[0].now_ms()
 
     @property
     def _broker(self) -> Broker:
         """The broker of a queue with one shard. ValueError for a queue with more."""
-        (broker,) = self._brokers
+        (broker,) = self.brokers
         return broker
 
-    def _broker_of(self, request_id: str) -> Broker:
-        return self._brokers[shard_of(request_id, len(self._brokers))]
+    def broker_of(self, request_id: str) -> Broker:
+        return self.brokers[shard_of(request_id, len(self.brokers))]
 
     def _sending(self, num_requests: int) -> AbstractContextManager[Mapping[str, str]]:
-        return sending(self._brokers[0].keys.queue, num_requests=num_requests)
+        return sending(self.brokers[0].keys.queue, num_requests=num_requests)
 
     def _ready(
         self,
@@ -330,8 +330,8 @@ class Client:
     ) -> list[Message]:
         """The checked messages, with their final ids."""
         # Times are on the broker's clock; it is read once for all requests.
-        now_ms = self._brokers[0].now_ms() if must_ask_clock(items) else None
-        num_shards = len(self._brokers)
+        now_ms = self.brokers[0].now_ms() if must_ask_clock(items) else None
+        num_shards = len(self.brokers)
         return list(
             ready_messages(
                 items,
@@ -348,8 +348,8 @@ class Client:
         messages: Sequence[Message],
         given: Sequence[GenerationRequest | RequestArguments],
     ) -> list[Handle]:
-        ids = run(submitting(self._brokers, messages, given), in_thread)
-        return [Handle(self._broker_of(name), name, known=True) for name in ids]
+        ids = run(submitting(self.brokers, messages, given), in_thread)
+        return [Handle(self.broker_of(name), name, known=True) for name in ids]
 
 
 # For both kinds of client.

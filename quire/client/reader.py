@@ -59,7 +59,7 @@ class SharedReadsBroker(Broker):
     def _begin(self) -> None:
         self._turns = threading.BoundedSemaphore(MAX_CALLS)
         reads = WaitingReads(self.keys, longest_block=self._longest_block)
-        self._reader = _Reader(self._connection, reads, retrying=self._retrying)
+        self._reader = _Reader(self.connection, reads, retrying=self._retrying)
 
     def read_output(
         self, seen: Mapping[str, int], *, block_seconds: float | None = None

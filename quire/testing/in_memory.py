@@ -148,7 +148,7 @@ class FakeQuire:
         connection = fakeredis.FakeAsyncRedis(server=self._server)
         queue = self.broker.keys.queue
         client = AsyncClient(connection, queue=queue, tenant=tenant, max_backlog=max_backlog)
-        for broker in client._brokers:
+        for broker in client.brokers:
             broker.outage_seconds = RETRY_SECONDS
         return client
 

@@ -32,7 +32,6 @@ MAX_LISTED = 100
 #: How long a call is retried while Redis does not answer.
 RETRY_SECONDS = 2.0
 
-_Result = TypeVar("_Result")
 _Record = TypeVar("_Record", FileRecord, BatchRecord)
 
 
@@ -83,10 +82,6 @@ class Ledger(Shard):
             sources=sources,
         )
 
-    def run(self, procedure: Procedure[_Result]) -> _Result:
-        """The result of a procedure of this module. BrokerUnavailable, QueueFull, ProtocolError."""
-        return self._run(procedure)
-
 
 class AsyncLedger(AsyncShard):
     """Runs procedures in an event loop, over the connection of a client."""
@@ -96,10 +91,6 @@ class AsyncLedger(AsyncShard):
         super().__init__(
             connection, keys, settings=(), retry_seconds=RETRY_SECONDS, durable=durable
         )
-
-    async def run(self, procedure: Procedure[_Result]) -> _Result:
-        """See `Ledger.run`."""
-        return await self._run(procedure)
 
 
 # -- files ----------------------------------------------------------------------------------------

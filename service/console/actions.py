@@ -6,7 +6,6 @@ Each can be repeated. None takes an address to go to from its form.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from operator import methodcaller
 from typing import NamedTuple
 
 from quire.broker.broker import Broker
@@ -129,7 +128,7 @@ def purge(queue: Queue, fields: Fields) -> Done:
     """Deletes dead letters. Their requests stay ended."""
     letters = _letters(queue, fields)
     for broker, entry_id in letters:
-        broker._change(methodcaller("xdel", broker.keys.dead, entry_id))
+        broker.purge([entry_id])
     return Done(f"Deleted letters: {len(letters)}.", "/dead")
 
 

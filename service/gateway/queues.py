@@ -79,12 +79,12 @@ class Queues:
     ) -> None:
         self.home = Queue(client)
         self._table = table
-        self._by_name = {client._brokers[0].keys.queue: self.home}
+        self._by_name = {client.brokers[0].keys.queue: self.home}
         routes = table.routes if table else ()
         for route in routes:
             if route.queue not in self._by_name:
                 other = AsyncClient(
-                    client._brokers[0]._connection,
+                    client.brokers[0].connection,
                     queue=route.queue,
                     shards=route.shards,
                     durable=settings.durable,

@@ -125,7 +125,7 @@ def growing(broker: Broker) -> Iterator[None]:
     """Workers that sign, and a request whose output grows, while a browser looks."""
     stop = threading.Event()
     (place,) = [broker.status(stage.RUNNING).published]
-    record = broker._connection.hgetall(broker.keys.request(stage.RUNNING))
+    record = broker.connection.hgetall(broker.keys.request(stage.RUNNING))
     claim = stage.Claim(stage.RUNNING, int(record[b"epoch"]), record[b"owner"].decode())
 
     def grow() -> None:

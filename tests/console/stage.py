@@ -138,7 +138,7 @@ def letters(broker: Broker) -> None:
 
 def batches(broker: Broker) -> None:
     """Two open batches, one of them held, and an ended one."""
-    books = Ledger(broker._connection, broker.keys.queue)
+    books = Ledger(broker.connection, broker.keys.queue)
     keys = books.keys
     books.run(ledger.reserve_file(keys, "file-1", tenant="acme"))
     about = {"purpose": "batch", "filename": "f", "bytes": 1}

@@ -114,7 +114,7 @@ class Stage:
 
     def _direct(self) -> None:
         broker = broker_of(self.network, PLAN)
-        connection, names = broker._connection, list(GOOD)
+        connection, names = broker.connection, list(GOOD)
         broker.ensure_groups()
         for number, body in enumerate(self.bodies):
             self._submit_good(broker)
@@ -204,7 +204,7 @@ def write_two_logs(broker: Broker, fields: dict[bytes, bytes]) -> None:
     """One good log, and one with a foreign entry in it."""
     claims = {name: submit_and_claim(broker, id=name).claim for name in ("good", "bad")}
     broker.commit([make_item(claims["good"], 0, 3, final=True), make_item(claims["bad"], 0, 2)])
-    broker._connection.xadd(broker.keys.output("bad"), fields, id="7-1")
+    broker.connection.xadd(broker.keys.output("bad"), fields, id="7-1")
 
 
 @settings(max_examples=60, deadline=None)
@@ -235,11 +235,11 @@ def test_the_command_says_what_is_wrong_with_a_log_and_prints_the_next(broker, m
 def test_a_letter_that_is_not_ours_hides_no_other(broker):
     claim = submit_and_claim(broker, id="good").claim
     broker.dead_letter(claim, "tired")
-    broker._connection.xadd(broker.keys.dead, {"hello": "world"})
+    broker.connection.xadd(broker.keys.dead, {"hello": "world"})
     assert [letter.request_id for letter in broker.dead_letters()] == ["good"]
 
 
 def test_a_worker_line_that_is_not_ours_hides_no_other(broker):
     broker.beat_worker("good", "ready", {"claims": 1.0})
-    broker._connection.hset(broker.keys.workers, "bad", b"x ready \x80")
+    broker.connection.hset(broker.keys.workers, "bad", b"x ready \x80")
     assert "good" in [worker.name for worker in broker.workers()]

@@ -47,7 +47,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
 def run_models(arguments: argparse.Namespace, console: Console) -> int:
     """Prints the models that live workers announce; the exit code is 1 if there is none."""
     # Of a cluster, the connection of any shard reaches all others.
-    connection = brokers_of(arguments)[0]._connection
+    connection = brokers_of(arguments)[0].connection
     shards = _shards_of(arguments, connection)
     states = inspect_shards(connection, shards)
     workers: dict[str, list[WorkerInfo]] = {}

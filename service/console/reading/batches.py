@@ -46,7 +46,7 @@ class BatchesState:
 
 def batches_of(broker: Broker) -> BatchesState:
     """The batches of a queue; `broker` is that of shard 0. BrokerUnavailable."""
-    return broker._run(_read(broker))
+    return broker.run(_read(broker))
 
 
 def _read(broker: Broker) -> Procedure[BatchesState]:

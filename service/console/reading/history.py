@@ -102,9 +102,9 @@ class History:
         """The ends since the last call, at first the newest ones; and the time of Redis."""
         first = self._queue.brokers[0]
         if not self._cursors:
-            replies = first._run(_newest_ends(self._queue))
+            replies = first.run(_newest_ends(self._queue))
         else:
-            replies = first._run(_ends_after(self._queue, self._cursors))
+            replies = first.run(_ends_after(self._queue, self._cursors))
         *found, time = replies
         ends: list[_Ended] = []
         cursors = self._cursors or ["0-0"] * len(self._queue.brokers)

@@ -38,7 +38,7 @@ class LettersPage:
 
 def letters_of(broker: Broker, *, before: str | None) -> LettersPage:
     """The newest dead letters, or those before a cursor."""
-    return broker._run(_letters(broker, before=before))
+    return broker.run(_letters(broker, before=before))
 
 
 def letter_with(broker: Broker, entry_id: str) -> DeadLetter:
@@ -50,7 +50,7 @@ def letter_with(broker: Broker, entry_id: str) -> DeadLetter:
             raise UnknownRequest(entry_id, "no such dead letter")
         return dead_letter_of(*found[0])
 
-    return broker._run(read())
+    return broker.run(read())
 
 
 def _letters(broker: Broker, *, before: str | None) -> Procedure[LettersPage]:

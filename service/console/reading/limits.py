@@ -68,7 +68,7 @@ class LimitsState:
 
 def limits_state(queue: Queue) -> LimitsState:
     """The limits of a queue, in one round trip. BrokerUnavailable, ProtocolError."""
-    return queue.brokers[0]._run(_read(queue))
+    return queue.brokers[0].run(_read(queue))
 
 
 def _read(queue: Queue) -> Procedure[LimitsState]:

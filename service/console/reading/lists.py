@@ -76,7 +76,7 @@ class EndsPage:
 
 def running(broker: Broker, *, offset: int) -> Page:
     """The running requests of a shard, the one that was claimed first at first."""
-    return broker._run(_running(broker.keys, offset=offset))
+    return broker.run(_running(broker.keys, offset=offset))
 
 
 def waiting(broker: Broker, *, offset: int) -> Page:
@@ -84,17 +84,17 @@ def waiting(broker: Broker, *, offset: int) -> Page:
 
     Without turns that wait for an earlier turn of their session.
     """
-    return broker._run(_waiting(broker.keys, offset=offset))
+    return broker.run(_waiting(broker.keys, offset=offset))
 
 
 def scheduled(broker: Broker, *, offset: int) -> Page:
     """The scheduled requests of a shard, the one that is due first at first."""
-    return broker._run(_scheduled(broker.keys, offset=offset))
+    return broker.run(_scheduled(broker.keys, offset=offset))
 
 
 def ended(broker: Broker, *, before: str | None) -> EndsPage:
     """The newest ends of a shard, or those before a cursor."""
-    return broker._run(_ended(broker.keys, before=before))
+    return broker.run(_ended(broker.keys, before=before))
 
 
 def _running(keys: Keys, *, offset: int) -> Procedure[Page]:

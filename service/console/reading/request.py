@@ -99,7 +99,7 @@ class Life:
 def life_of(broker: Broker, request_id: str) -> Life:
     """The life of a request. UnknownRequest, BrokerUnavailable, ProtocolError."""
     status = broker.status(request_id)
-    return broker._run(_life(broker, status))
+    return broker.run(_life(broker, status))
 
 
 def _life(broker: Broker, status: RequestStatus) -> Procedure[Life]:

@@ -19,8 +19,8 @@ def routes_of(
 ) -> Iterator[BatchRoute]:
     """All routes of files and batches. ConfigurationError if the storage cannot be used."""
     # A client's broker, because the records are keys of its first shard.
-    broker = client._brokers[0]
-    records = AsyncLedger(broker._connection, broker.keys.queue, durable=settings.durable)
+    broker = client.brokers[0]
+    records = AsyncLedger(broker.connection, broker.keys.queue, durable=settings.durable)
     files = Files(records, open_storage(settings), settings)
     routes = FileRoutes(files, settings, caller_of=caller_of)
     yield "POST", "/v1/files", "files", routes.upload, True

@@ -60,7 +60,7 @@ def test_what_is_missing_is_told(broker, states, paused, told):
 
 def test_workers_that_serve_another_number_of_shards_are_told(broker):
     sign(broker, "ready")
-    other = Broker(broker._connection, queue=broker.keys.queue, shard=2)
+    other = Broker(broker.connection, queue=broker.keys.queue, shard=2)
     told = f"no worker serves shard 2 of queue '{broker.keys.queue}', but worker-1 serves shard 0: "
     assert other.absence().startswith(told)
     assert "the same number of shards" in other.absence()
@@ -68,16 +68,16 @@ def test_workers_that_serve_another_number_of_shards_are_told(broker):
 
 def test_who_may_not_look_at_the_registry_is_told_nothing(broker):
     # A key of another type is refused as one that may not be read.
-    broker._connection.set(broker.keys.workers, "x")
+    broker.connection.set(broker.keys.workers, "x")
     assert broker.absence() is None
-    broker._connection.delete(broker.keys.workers)
+    broker.connection.delete(broker.keys.workers)
 
 
 @pytest.mark.parametrize("make", [Broker, SharedReadsBroker])
 def test_a_result_that_nobody_computes_says_so_in_its_timeout_and_once_in_the_log(
     broker, caplog, make, ended_after_the_note
 ):
-    quire = Client(make(broker._connection, queue=broker.keys.queue))
+    quire = Client(make(broker.connection, queue=broker.keys.queue))
     broker.submit(make_request(id="r"))
     with pytest.raises(WaitTimeout, match=r"^r has not ended yet: no worker is alive on queue"):
         quire.result("r", timeout=ended_after_the_note)
@@ -161,7 +161,7 @@ def test_a_client_in_a_loop_says_the_same(real_server, real_broker, caplog, ende
     asyncio.run(scenario())
     told = [record.getMessage().partition(" waits: ")[0] for record in of_ours(caplog)]
     assert told == ["g~r", "the group g", id_in_shard(2, 3)]
-    connection = real_broker._connection
+    connection = real_broker.connection
     other = Keys(real_broker.keys.queue, 2)
     for key in connection.scan_iter(f"*{{{other.queue}.2}}*"):
         connection.delete(key)

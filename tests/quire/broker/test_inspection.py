@@ -195,7 +195,7 @@ def test_a_worker_that_has_claimed_or_renewed_since_is_told_from_one_of_which_no
     broker.submit_many([make_request(id=name) for name in "abcd"])
     renewed, silent = claim_next(broker), claim_next(broker)
     assert silent
-    deliver(broker, broker._connection, count=2)
+    deliver(broker, broker.connection, count=2)
     since = broker.now_ms()
     pass_moment(broker, since)
     assert broker.num_unheard(since) == 4

@@ -171,8 +171,8 @@ def test_what_an_error_or_a_letter_says_is_shown(screen, worker, real_broker):
     _, err = screen("submit", FAILS, "--wait", "--id", "id")
     assert SHOWN.rstrip() in harmless(err)
     letter = {"id": HOSTILE, "reason": HOSTILE, "attempts": 3, "bytes": HOSTILE}
-    real_broker._connection.xadd(real_broker.keys.dead, letter)
-    real_broker._connection.expire(real_broker.keys.dead, 60)
+    real_broker.connection.xadd(real_broker.keys.dead, letter)
+    real_broker.connection.expire(real_broker.keys.dead, 60)
     _, row = harmless(screen("dead", "ls")[0]).splitlines()
     assert row.count("␀m␉tab␊line␊") == 2
 

@@ -53,7 +53,7 @@ class Publisher:
 
 
 def connections_of(broker):
-    return len(broker._connection.client_list())
+    return len(broker.connection.client_list())
 
 
 async def text_streamed(handle):
@@ -109,7 +109,7 @@ def test_a_reader_that_does_not_come_back_holds_up_nobody_and_misses_nothing(con
         others = await asyncio.gather(*map(text_streamed, handles[1:]))
         await asyncio.to_thread(publishing.join)
         # Nothing was kept for it meanwhile: its rest is read from the log.
-        assert not client._brokers[0]._reader._waits
+        assert not client.brokers[0]._reader._waits
         rest = "".join([chunk.text async for chunk in slow])
         await client.close()
         return first.text + rest, others
@@ -132,7 +132,7 @@ def test_a_new_reader_in_the_loop_does_not_wait_for_the_read_that_is_blocked(con
 
     async def scenario():
         client = AsyncClient(async_twin(connection), queue=broker.keys.queue)
-        reader = client._brokers[0]._reader
+        reader = client.brokers[0]._reader
         reader._reads._longest_block = BLOCKED_SECONDS
         waiting = asyncio.create_task(text_streamed(client.attach(silent.request_id)))
         await asyncio.to_thread(until, lambda: reader._is_blocked)
@@ -178,7 +178,7 @@ def test_two_readers_at_different_places_of_one_log_each_get_what_they_lack(conn
         ahead, behind = client.stream(handle.request_id, after=1), client.stream(handle.request_id)
         texts = [(await anext(ahead)).text, (await anext(behind)).text]
         both = asyncio.gather(anext(ahead), anext(behind))
-        waits = client._brokers[0]._reader._waits
+        waits = client.brokers[0]._reader._waits
         await asyncio.to_thread(until, lambda: bool(waits))
         broker.commit([make_item(claim, 2, 4)])
         texts += [chunk.text for chunk in await both]
@@ -195,7 +195,7 @@ def test_a_damaged_log_is_an_error_for_its_own_reader_only(connection, broker):
         publisher = Publisher(broker)
         publisher.claim(2)
         results = asyncio.gather(text_streamed(bad), text_streamed(good), return_exceptions=True)
-        waits = client._brokers[0]._reader._waits
+        waits = client.brokers[0]._reader._waits
         await asyncio.to_thread(until, lambda: len(waits._by_request) == 2)
         connection.xadd(broker.keys.output(bad.request_id), {"not": "ours"}, id="9-9")
         connection.expire(broker.keys.output(bad.request_id), 60)
@@ -215,7 +215,7 @@ def test_a_call_that_can_never_succeed_says_so_and_its_neighbours_are_answered(c
 
     async def scenario():
         async with AsyncClient(async_twin(connection), queue=broker.keys.queue) as client:
-            (other,) = client._brokers
+            (other,) = client.brokers
             with pytest.raises(ProtocolError, match="would fail again"):
                 await client.submit_many([
                     {"prompt": [1], "request_id": "good"}, {"prompt": [1], "request_id": "bad"},
@@ -297,7 +297,7 @@ def test_the_fake_queue_has_an_asynchronous_client():
 @pytest.mark.real_redis
 def test_a_queue_of_many_shards_is_one_queue_for_its_client(real_server, real_broker):
     brokers = [
-        Broker(real_broker._connection, queue=real_broker.keys.queue, shard=shard)
+        Broker(real_broker.connection, queue=real_broker.keys.queue, shard=shard)
         for shard in range(3)
     ]
 
@@ -319,8 +319,8 @@ def test_a_queue_of_many_shards_is_one_queue_for_its_client(real_server, real_br
     assert texts == [str(n) for n in range(30)]
     assert again == "0"
     for broker in brokers[1:]:
-        for key in queue_keys(broker._connection, broker):
-            broker._connection.delete(key)
+        for key in queue_keys(broker.connection, broker):
+            broker.connection.delete(key)
 
 
 def test_one_shard_that_is_full_does_not_hide_what_the_others_took():

@@ -169,7 +169,7 @@ def give_up_and_requeue(broker, *, keep_tokens=True):
 
 def requeue_once_it_is_gone(broker):
     give_up(broker)
-    broker._connection.delete(*broker.keys.of_request("a"))
+    broker.connection.delete(*broker.keys.of_request("a"))
     broker.requeue(broker.dead_letters()[0], keep_tokens=True)
 
 

@@ -102,7 +102,7 @@ def test_so_it_does_in_an_event_loop(real_connection, real_broker, two):
             await asyncio.to_thread(until_somebody_waits, real_connection)
             real_connection.set(real_broker.keys.output(bad), "no stream", ex=60)
             with pytest.raises(BrokerUnavailable, match="WRONGTYPE"):
-                await client._brokers[0].read_output({bad: 0}, block_seconds=30)
+                await client.brokers[0].read_output({bad: 0}, block_seconds=30)
             real_broker.commit([make_item(claim, 0, 2, final=True)])
             return (await reading).token_ids
 

@@ -121,7 +121,7 @@ def test_a_hundred_deadlines_at_once_take_a_few_connections(real_server, real_br
     with connect(real_server.url) as connection:
         client = Client(SharedReadsBroker(connection, queue=real_broker.keys.queue))
         handles = client.submit_many([{"prompt": "x", "deadline": 0.5}] * 100)
-        before = len(real_broker._connection.client_list())
+        before = len(real_broker.connection.client_list())
         with ThreadPoolExecutor(100) as threads:
             assert set(threads.map(code_of, handles)) == {"deadline_exceeded"}
-        assert len(real_broker._connection.client_list()) - before <= 12
+        assert len(real_broker.connection.client_list()) - before <= 12

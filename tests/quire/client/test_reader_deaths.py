@@ -49,7 +49,7 @@ def test_a_task_that_dies_fails_those_who_wait_and_is_replaced(connection, broke
         client = AsyncClient(async_twin(connection), queue=broker.keys.queue)
         handle = await client.submit("x")
         claim = claim_next(broker).claim
-        mine = client._brokers[0]
+        mine = client.brokers[0]
         with monkeypatch.context() as broken:
             broken.setattr("quire.broker.async_reader.AsyncReader._read_once", raising_mistake)
             with pytest.raises(BrokerUnavailable, match="has ended"):

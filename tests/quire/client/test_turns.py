@@ -93,7 +93,7 @@ def test_of_what_a_loop_has_read_only_what_its_readers_come_to_is_taken_apart(br
     taken_apart.clear()
 
     async def read() -> list[tuple[int, int]]:
-        client = AsyncClient(async_twin(broker._connection), queue=broker.keys.queue)
+        client = AsyncClient(async_twin(broker.connection), queue=broker.keys.queue)
         found = list[tuple[int, int]]()
         async with client, aclosing(client.attach("a").follow_reads()) as reads:
             async for items in reads:
@@ -123,13 +123,13 @@ def test_others_of_the_loop_get_on_while_a_log_is_taken_apart(broker, monkeypatc
             await asyncio.sleep(0)
 
     async def whole() -> Completion | None:
-        client = AsyncClient(async_twin(broker._connection), queue=broker.keys.queue)
+        client = AsyncClient(async_twin(broker.connection), queue=broker.keys.queue)
         counting = asyncio.create_task(count_rounds())
         try:
             async with client:
                 if is_waited_for:
                     return await client.attach("a").result()
-                return await run_async(completion_of(client._brokers[0], "a"), in_loop)
+                return await run_async(completion_of(client.brokers[0], "a"), in_loop)
         finally:
             counting.cancel()
 
@@ -147,11 +147,11 @@ def test_what_stands_before_an_entry_that_is_not_ours_is_given(broker, monkeypat
     claimed = submit_and_claim(broker, id="a")
     broker.commit([make_item(claimed.claim, 0, 1)])
     broker.commit([make_item(claimed.claim, 1, 3)])
-    broker._connection.xadd(broker.keys.output("a"), {"neither": "nor"}, id="9-9")
+    broker.connection.xadd(broker.keys.output("a"), {"neither": "nor"}, id="9-9")
     found = list[int]()
 
     async def read() -> None:
-        client = AsyncClient(async_twin(broker._connection), queue=broker.keys.queue)
+        client = AsyncClient(async_twin(broker.connection), queue=broker.keys.queue)
         async with client:
             async for chunk in client.stream("a"):
                 found.append(chunk.end)

@@ -88,7 +88,7 @@ def test_a_queue_is_asked_at_its_own_node_over_the_connection_of_another(
     async def play() -> None:
         async with AsyncClient(cluster.url, queue=first.queue) as home:
             await home.submit("hello", request_id="some")
-            connection = home._brokers[0]._connection
+            connection = home.brokers[0].connection
             async with AsyncClient(connection, queue=second.queue) as other:
                 await other.submit("hello", request_id="some")
                 before = node.num_commands()

@@ -218,7 +218,7 @@ def test_a_scheduled_request_whose_keys_are_gone_is_struck_out(broker, connectio
 def test_a_request_that_waits_for_its_time_gives_no_claim(broker, clockwork):
     claimed = submit_and_claim(broker, id="a")
     broker.fail(claimed.claim, BROKEN, retry=SOON)
-    broker._connection.zadd(broker.keys.rank(1), {"a": 1})
+    broker.connection.zadd(broker.keys.rank(1), {"a": 1})
     assert read_and_claim(broker) == NotClaimed("a", NotClaimedReason.SCHEDULED)
     clockwork.expire_delay("a")
     broker.promote()

@@ -90,7 +90,7 @@ def test_what_comes_back_waits_anew_with_the_deadline_it_had(broker, connection,
 
 def test_a_running_request_past_its_deadline_is_left_to_its_worker(broker):
     claimed = submit_and_claim(broker, id="a", deadline_ms=broker.now_ms() + 60_000)
-    broker._connection.hset(broker.keys.request("a"), "deadline_ms", "1")
+    broker.connection.hset(broker.keys.request("a"), "deadline_ms", "1")
     assert broker.expire() == []
     assert broker.commit([make_item(claimed.claim, 0, 1, final=True)])[0].status == "ok"
 

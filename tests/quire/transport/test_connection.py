@@ -298,7 +298,7 @@ def test_a_commit_in_two_parts_whose_reply_is_lost_is_in_the_logs_once(
 def test_a_commit_waits_for_a_server_that_is_away_for_a_moment(real_broker, monkeypatch):
     claimed = submit_and_claim(real_broker, id="a")
     real_broker.commit([make_item(claimed.claim, 0, 1)])
-    pool, away = real_broker._connection.connection_pool, [True, True]
+    pool, away = real_broker.connection.connection_pool, [True, True]
     get_connection = pool.get_connection
 
     def none_at_first(*arguments, **options):

@@ -122,7 +122,7 @@ class Witness:
 
 def audit_books(broker: Broker) -> list[str]:
     """I10, at any moment."""
-    return [f"I10: {fault}" for fault in unbalanced(broker._connection, broker)]
+    return [f"I10: {fault}" for fault in unbalanced(broker.connection, broker)]
 
 
 def audit_at_rest(
@@ -135,8 +135,8 @@ def audit_at_rest(
 ) -> list[str]:
     """What is wrong with a world in which everything has ended, as sentences."""
     broken = audit_books(broker)
-    broken += [f"I16: {fault}" for fault in mistold(broker._connection, broker)]
-    broken += [f"I11: {key} never expires" for key in leaked_keys(broker._connection, broker)]
+    broken += [f"I16: {fault}" for fault in mistold(broker.connection, broker)]
+    broken += [f"I11: {key} never expires" for key in leaked_keys(broker.connection, broker)]
     broken += not_at_rest(server)
     for wanted in plan.wanted:
         broken += _judge(broker, wanted, plan=plan, witness=witness, notes=notes[wanted.request.id])
@@ -239,7 +239,7 @@ def _judge_end(
 
 def _judge_entries(broker: Broker, request_id: str) -> list[str]:
     """I3: exactly one end, and it is the last entry."""
-    entries: Any = broker._connection.xrange(broker.keys.output(request_id))
+    entries: Any = broker.connection.xrange(broker.keys.output(request_id))
     ends = [b"done" in fields for _, fields in entries]
     return (
         [] if ends.count(True) == 1 and ends[-1] else [f"I3: the ends of {request_id} are {ends}"]

@@ -195,7 +195,7 @@ def life_of_requests(broker: Broker) -> list[str]:
         ]
     )
     tell(broker.queue_depth())
-    tell(sorted(key.partition(b"}:")[2] for key in queue_keys(broker._connection, broker)))
+    tell(sorted(key.partition(b"}:")[2] for key in queue_keys(broker.connection, broker)))
     return told
 
 

@@ -190,7 +190,7 @@ def test_a_durable_worker_ends_a_request_with_one_right_more_which_it_names(
     if "waitaof" not in real_connection.command():
         pytest.skip("WAITAOF came with Redis 7.2")
     queue = real_broker.keys.queue
-    broker = Broker(as_role("worker")._connection, queue=queue, retry_seconds=0.1, durable=True)
+    broker = Broker(as_role("worker").connection, queue=queue, retry_seconds=0.1, durable=True)
     real_broker.submit(make_request(id="a"))
     item = make_item(claim_next(real_broker).claim, 0, 2, final=True)
     (right,) = re.findall(r"`(\(~quire:.*?\))`", DOCUMENT.read_text())
@@ -282,10 +282,10 @@ def test_each_role_does_its_part_while_tenants_share_a_queue(as_role, real_broke
 def test_an_observer_sees_everything_and_changes_nothing(as_role, real_broker):
     broker = as_role("observer")
     real_broker.submit(make_request(id="a"))
-    (shard,) = inspect_shards(broker._connection, [broker.keys])
+    (shard,) = inspect_shards(broker.connection, [broker.keys])
     assert shard.ingress[Priority.NORMAL].num_undelivered == 1
-    assert inspect_memory(broker._connection).used_bytes > 0
-    assert inspect_memory(as_role("producer")._connection) is None, "it may not ask"
+    assert inspect_memory(broker.connection).used_bytes > 0
+    assert inspect_memory(as_role("producer").connection) is None, "it may not ask"
     assert broker.status("a").state is State.QUEUED
     refused(lambda: broker.cancel("a"))
     refused(broker.pause)

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.real_redis, pytest.mark.distribution]
 
 def test_a_gateway_keeps_the_records_of_files(as_role, real_server, real_broker):
     broker = as_role("gateway")
-    records = Ledger(broker._connection, broker.keys.queue)
+    records = Ledger(broker.connection, broker.keys.queue)
     keys = records.keys
     file_id = "file-1"
     records.run(ledger.reserve_file(keys, file_id, tenant="t"))
@@ -35,13 +35,13 @@ def test_a_gateway_keeps_the_records_of_files(as_role, real_server, real_broker)
     records.run(ledger.forget_file(keys, file_id, tenant="t"))
     listed = ledger.list_files(keys, "t", after=file_id, is_ascending=True, count=1)
     assert records.run(listed).records == []
-    producer = Ledger(as_role("producer")._connection, broker.keys.queue)
+    producer = Ledger(as_role("producer").connection, broker.keys.queue)
     refused(lambda: producer.run(ledger.read_file(keys, file_id)))
 
 
 def test_a_gateway_makes_a_batch_and_a_batcher_runs_it(as_role, tmp_path, real_broker):
     gateway, batcher = as_role("gateway"), as_role("batcher")
-    records = Ledger(gateway._connection, gateway.keys.queue)
+    records = Ledger(gateway.connection, gateway.keys.queue)
     keys, storage = records.keys, FolderStorage(tmp_path / "files")
     source = tmp_path / "in.jsonl"
     body = {"prompt": "x", "max_tokens": 1}
@@ -69,12 +69,12 @@ def test_a_gateway_makes_a_batch_and_a_batcher_runs_it(as_role, tmp_path, real_b
         },
     )
     assert records.run(created) == "created"
-    held = Ledger(batcher._connection, batcher.keys.queue)
+    held = Ledger(batcher.connection, batcher.keys.queue)
     assert held.run(ledger.free_batches(keys, count=9)) == ["batch_1"]
     hold = held.run(ledger.claim_batch(keys, "batch_1", lease_ms=10_000))
     record = held.run(ledger.read_batch(keys, "batch_1"))
     settings = BatcherSettings(queue=gateway.keys.queue, files_folder=tmp_path / "files")
-    destinations = Destinations(batcher._connection, settings)
+    destinations = Destinations(batcher.connection, settings)
     job = Job(
         hold, record, records=held, storage=storage, destinations=destinations, settings=settings
     )

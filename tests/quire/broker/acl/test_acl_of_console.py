@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.real_redis, pytest.mark.distribution]
 
 @pytest.fixture
 def queue_as(as_role, real_broker):
-    return lambda role: Queue(as_role(role)._connection, real_broker.keys.queue)
+    return lambda role: Queue(as_role(role).connection, real_broker.keys.queue)
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def test_a_sink_reads_the_ends_and_nothing_else(as_role, real_broker):
 def test_an_exporter_reads_everything_that_it_tells_as_an_observer(as_role, real_broker):
     observer = as_role("observer")
     settings = ExporterSettings(redis_url="redis://unused", queues=(observer.keys.queue,))
-    inspection = Inspection(observer._connection, settings)
+    inspection = Inspection(observer.connection, settings)
     inspection.read()
     real_broker.submit(make_request(id="a", tenant="acme"))
     real_broker.cancel("a")

@@ -11,10 +11,10 @@ from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_USAGE
 @pytest.fixture
 def other(real_broker):
     """Another queue of the same server."""
-    other = Broker(real_broker._connection, queue=f"{real_broker.keys.queue}-b")
+    other = Broker(real_broker.connection, queue=f"{real_broker.keys.queue}-b")
     yield other
-    for key in real_broker._connection.scan_iter(match=f"{other.keys.prefix}:*"):
-        real_broker._connection.delete(key)
+    for key in real_broker.connection.scan_iter(match=f"{other.keys.prefix}:*"):
+        real_broker.connection.delete(key)
 
 
 @pytest.fixture
