@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from quire.errors import UnknownRequest
+from quire.errors import BrokerUnavailable, UnknownRequest
 from quire.keys import Keys
 from quire.record import STATUS_FIELDS
 from quire.transitions.output_log import OutputRead, log_positions, logs_in
@@ -22,8 +22,9 @@ from quire.transitions.replies import (
     worker_of,
 )
 from quire.transitions.values import RequestStatus, WorkerInfo
+from quire.transport.connection import is_refused
 from quire.transport.procedure import Procedure, RoundTrip, command
-from quire.wire.output import State
+from quire.wire.output import State, split_entry_id
 
 
 def now_ms() -> Procedure[int]:
@@ -47,9 +48,32 @@ def status(keys: Keys, request_id: str) -> Procedure[RequestStatus]:
     if not fields:
         raise UnknownRequest(request_id)
     found = status_of(request_id, fields, place=place, time=time)
+    if found.state is State.RUNNING and found.published and place is None:
+        # The server may have lost the place, and with it what EXTEND has added.
+        found = yield from _with_tokens_of_log(keys, found)
     if found.state is State.QUEUED and found.session_id is not None:
         return replace(found, waits_for=(yield from _earlier_turn(keys, found)))
     return found
+
+
+def _with_tokens_of_log(keys: Keys, found: RequestStatus) -> Procedure[RequestStatus]:
+    """The status with the tokens of the log if that has more than the record says."""
+    newest = command("xrevrange", keys.output(found.request_id), count=1)
+    try:
+        (entries,) = yield RoundTrip((newest,))
+    except BrokerUnavailable as error:
+        if not is_refused(error):
+            raise
+        # The key is no stream. Whoever reads the log is told so.
+        return found
+    if not entries:
+        return found
+    ((entry_id, fields),) = entries
+    index, _ = split_entry_id(entry_id)
+    tokens = index if b"done" in fields else index + 1
+    if tokens <= found.published:
+        return found
+    return replace(found, published=tokens, prefix_hash=fields.get(b"prefix", b"").decode())
 
 
 def kept(keys: Keys, request_id: str) -> Procedure[bytes | None]:

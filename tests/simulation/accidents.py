@@ -59,7 +59,7 @@ class Accidents:
         return shard._replace(tickets=tickets), None
 
     def lose_turn(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
-        return without_turn(shard, call.request), None
+        return without_turn(shard, call.request, keeps_place=call.flag), None
 
     def lose_delay(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         return with_delay(shard, call.request, ""), None

@@ -28,7 +28,6 @@ from tests.simulation.model_state import (
     Letter,
     Request,
     Shard,
-    Turn,
 )
 from tests.simulation.shared_parts import SUSPICIOUS
 from tests.simulation.world import EXPLICIT_EVENTS, NOTHING, Reader, Session, Worker, World
@@ -185,7 +184,8 @@ def with_numbered_arrivals(shard: Shard) -> Shard:
         requests=tuple(request and numbered(request) for request in shard.requests),
         ranks=tuple(numbers[rank] for rank in shard.ranks),
         turns=tuple(
-            Turn(numbers[turn.number], turn.request, numbers[turn.moment]) for turn in shard.turns
+            turn._replace(number=numbers[turn.number], moment=numbers[turn.moment])
+            for turn in shard.turns
         ),
         clock=shard.clock._replace(last_arrival=len(numbers)),
     )

@@ -133,6 +133,15 @@ class NeverFreed(Scripts):
         return after._replace(ranks=tuple(ranks), tickets=shard.tickets), state
 
 
+class LeftBehind(Scripts):
+    """A turn that ends after its entry was lost keeps its place among the open ones."""
+
+    def settled(self, shard: Shard, index: int, reason: str, *, epoch: int) -> tuple[Shard, str]:
+        after, state = super().settled(shard, index, reason, epoch=epoch)
+        left = [turn for turn in shard.turns if turn.request == index and not turn.has_entry]
+        return after._replace(turns=tuple(sorted((*after.turns, *left)))), state
+
+
 class TurnsUnread(Scripts):
     """A request is ranked whatever earlier turn of its session is open."""
 
@@ -330,6 +339,7 @@ CONTROLS = (
     Control(Scenario("ranked by another"), "I14", RankedByAnother),
     Control(Scenario("never promoted", may_schedule=True), "I6", NeverPromoted),
     Control(Scenario("never freed", **_TURNS), "I15", NeverFreed),
+    Control(Scenario("left behind", **_TURNS, num_losses=1), "I15", LeftBehind),
     Control(Scenario("turns unread", **_TURNS), "I15", TurnsUnread),
     Control(Scenario("claimed out of turn", **_TURNS, num_losses=1), "I15", ClaimedOutOfTurn),
     Control(Scenario("refused and kept", num_expiries=1), "I6", RefusedAndKept),

@@ -3,8 +3,7 @@
 Owners, arrivals and the ids of letters are small integers, a token is its own content, a lease, a
 delay or a wait is over or not. Left out, because no decision of a script depends on it: bodies,
 metadata, fingerprints, what is asked, time stamps (but for the letters of another request, see
-Letter), priorities, sizes. All requests belong to one
-tenant and one group.
+Letter), priorities, sizes. All requests are of one tenant and one group.
 """
 
 from __future__ import annotations
@@ -117,11 +116,11 @@ class Call(NamedTuple):
     """One operation: a script with its arguments, or what else happens to a shard.
 
     `entry`: the id of a dead letter, which of the tickets, or for a torn file with the end 1 if the
-    end was told there. `done`: a reason of STATE_OF that a
-    worker writes, "" for none. `holder`: the argument of SUBMIT of that name, -1 for none. `flag`:
-    for SUBMIT that it is for later, for FAIL that it may be tried again, for REQUEUE that the
-    tokens are kept, for a torn file that the end is in the log, for EXPIRE that a reader asks for
-    this one request.
+    end was told there. `done`: a reason of STATE_OF that a worker writes, "" for none. `holder`:
+    the argument of SUBMIT of that name, -1 for none. `flag`: for SUBMIT that it is for later, for
+    FAIL that it may be tried again, for REQUEUE that the tokens are kept, for a torn file that the
+    end is in the log, for EXPIRE that a reader asks for this one request, for a lost turn that its
+    place among the others is kept.
     """
 
     name: str
@@ -161,12 +160,13 @@ class Clock(NamedTuple):
 class Turn(NamedTuple):
     """An open turn: its number in the session, and its request.
 
-    `moment`: by what it is ranked; 0 as long as its record tells.
+    `moment`: by what it is ranked; 0 as long as its record tells. `has_entry`: its entry is there.
     """
 
     number: int
     request: int
     moment: int = 0
+    has_entry: bool = True
 
 
 class ShardFields(NamedTuple):
@@ -282,12 +282,12 @@ def lined_up(shard: Shard, index: int) -> Shard:
 
 
 def is_turn(shard: Shard, index: int) -> bool:
-    return any(turn.request == index for turn in shard.turns)
+    return any(turn.request == index and turn.has_entry for turn in shard.turns)
 
 
 def is_parked(shard: Shard, index: int) -> bool:
     """Whether an earlier turn of its session is open."""
-    return any(turn.request == index for turn in shard.turns[1:])
+    return any(turn.request == index and turn.has_entry for turn in shard.turns[1:])
 
 
 def with_turn(shard: Shard, index: int) -> Shard:
@@ -298,15 +298,18 @@ def with_turn(shard: Shard, index: int) -> Shard:
     return shard._replace(turns=(*shard.turns, Turn(number, index)))
 
 
-def without_turn(shard: Shard, index: int) -> Shard:
-    return shard._replace(turns=tuple(turn for turn in shard.turns if turn.request != index))
+def without_turn(shard: Shard, index: int, *, keeps_place: bool = False) -> Shard:
+    others = [turn for turn in shard.turns if turn.request != index]
+    left = [turn._replace(has_entry=False) for turn in shard.turns if turn.request == index]
+    return shard._replace(turns=tuple(sorted(others + left if keeps_place else others)))
 
 
 def with_first_turn_ranked(shard: Shard) -> Shard:
     """The first open turn is found by workers, if it is queued."""
     for turn in shard.turns[:1]:
         index = turn.request
-        if shard.books.open[index] == "queued" and not shard.ranks[index]:
+        is_waiting = shard.books.open[index] == "queued" and not shard.ranks[index]
+        if is_waiting and turn.has_entry:
             moment = turn.moment or shard.requests[index].arrival
             return with_ticket(with_rank(shard, index, moment), index)
     return shard
@@ -314,13 +317,10 @@ def with_first_turn_ranked(shard: Shard) -> Shard:
 
 def with_moments_kept(shard: Shard, index: int) -> Shard:
     """The record of a turn is going to be gone."""
-    request = shard.requests[index]
-    turns = [
-        turn._replace(moment=request.arrival or turn.number)
-        if turn.request == index and request
-        else turn
-        for turn in shard.turns
-    ]
+    request, turns = shard.requests[index], list(shard.turns)
+    for place, turn in enumerate(turns):
+        if turn.request == index and request and turn.has_entry:
+            turns[place] = turn._replace(moment=request.arrival or turn.number)
     return shard._replace(turns=tuple(turns))
 
 
@@ -389,7 +389,8 @@ def booked(shard: Shard, index: int, before: str, after: str) -> Shard:
         ended = books.ended if after in OPEN else (*books.ended, (index, after))
         books = books._replace(group=group, members=tuple(sorted(members)), ended=ended)
     shard = shard._replace(books=books)
-    if before in OPEN and after not in OPEN and is_turn(shard, index):
+    had_turn = is_turn(shard, index) or (shard.requests[index] or Request()).turn
+    if before in OPEN and after not in OPEN and had_turn:
         return with_first_turn_ranked(without_turn(shard, index))
     return shard
 

@@ -8,6 +8,7 @@ late is one that is heard at once by a worker that then stands still.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import product
 from typing import Any
 
 from tests.simulation.accidents import torn
@@ -143,8 +144,8 @@ class Processes:
                     yield self._plain("server", before, Call("lose_rank", index))
                 elif shard.books.open[index] == "running" and shard.requests[index]:
                     yield self._plain("server", before, Call("stay_ranked", index))
-            for turn in shard.turns:
-                yield self._plain("server", before, Call("lose_turn", turn.request))
+            for turn, flag in product(shard.turns, (False, True)):
+                yield self._plain("server", before, Call("lose_turn", turn.request, flag=flag))
             for what in ("lease", "delay", "wait"):
                 for index in self._requests:
                     if getattr(shard, f"{what}s")[index]:

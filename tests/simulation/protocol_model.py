@@ -37,6 +37,7 @@ from tests.simulation.model_state import (
     with_request,
     with_turn,
     with_wait,
+    without_turn,
 )
 from tests.simulation.shared_parts import SharedParts, is_named, trial_of
 
@@ -303,7 +304,7 @@ class Scripts(SharedParts, Accidents):
             return struck_out(shard, index), "record" if shard.books.open[index] else ""
         state, lost = request.state, ""
         if request.turn and state in OPEN and not is_turn(shard, index):
-            turns = (*shard.turns, Turn(request.turn, index))
+            turns = (*without_turn(shard, index).turns, Turn(request.turn, index))
             shard, lost = shard._replace(turns=tuple(sorted(turns))), "entry"
         if state == "queued":
             was_ranked, shard = shard.ranks[index], self.ranked_again(shard, index)

@@ -219,10 +219,11 @@ class RealShard:
         self._connection.zrem(self._ranks, self.names[call.request])
 
     def _lose_turn(self, call: Call) -> None:
-        keys, name = self.broker.keys, self.names[call.request]
-        number = self._connection.hget(keys.turn, name).split()[0].decode()
+        keys, name = self.broker.keys, self.names[call.request].encode()
         self._connection.hdel(keys.turn, name)
-        self._connection.zrem(keys.turns, f"{TENANT}:{SESSION} {number} {name}")
+        for member in () if call.flag else self._connection.zrange(keys.turns, 0, -1):
+            if member.split()[2] == name:
+                self._connection.zrem(keys.turns, member)
 
     def _lose_time(self, call: Call) -> None:
         times = getattr(self.broker.keys, call.name.removeprefix("lose_"))
@@ -289,11 +290,9 @@ class RealShard:
                 pipeline.exists(body)
                 pipeline.xrange(output)
             books = ask_books(pipeline, keys, names=self.names)
-            tickets, pending, ranks, *found = pipeline.execute()
+            tickets, pending, ranks, letters, *found = pipeline.execute()
         assert pending["pending"] == 0, "a ticket is pending"
-        letters, leases, delays, waits, holder, paused, places, members, entries, ends, *rest = (
-            found
-        )
+        leases, delays, waits, holder, paused, places, members, entries, ends, *rest = found
         requests = [
             self._request_of(*rest[3 * n : 3 * n + 3], place=places.get(name.encode(), b""))
             for n, name in enumerate(self.names)
@@ -331,14 +330,16 @@ class RealShard:
     ) -> tuple[Turn, ...]:
         found = []
         for session, digits, name in map(bytes.split, members):
-            index, entry = self._index(name), entries[name].split()
-            assert (entry[0], entry[4]) == (digits, session), "the keys of a turn do not agree"
-            moment = self._arrivals[int(entry[1])]
-            request = requests[index]
-            told = request.arrival or request.turn if request else 0
-            assert told in (0, moment), "a turn is not ranked by the arrival in its record"
-            found.append(Turn(self._arrivals[int(digits)], index, 0 if request else moment))
-        assert len(found) == len(entries), "an entry of a turn without its member"
+            index, entry = self._index(name), entries.get(name, b"").split()
+            request, moment = requests[index], 0
+            if entry:
+                assert (entry[0], entry[4]) == (digits, session), "the keys of a turn do not agree"
+                moment = self._arrivals[int(entry[1])]
+                told = request.arrival or request.turn if request else 0
+                assert told in (0, moment), "a turn is not ranked by the arrival in its record"
+            number = self._arrivals[int(digits)]
+            found.append(Turn(number, index, 0 if request else moment, bool(entry)))
+        assert sum(turn.has_entry for turn in found) == len(entries), "an entry without its member"
         return tuple(found)
 
     def _ranked(

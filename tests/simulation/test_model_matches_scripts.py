@@ -83,6 +83,16 @@ TURN_LOSSES = (
     *(Call("claim", 1, owner=3), Call("lose_turn", 1), Call("restore", 1), Call("peek")),
 )
 
+#: A server loses the entries that rank two turns, and not their order: one runs, one is parked.
+TURN_ENTRY_LOSSES = (
+    *(Call("submit", 0), Call("submit", 1), Call("lose_turn", 1, flag=True), Call("restore", 1)),
+    *(Call("claim", 0, owner=1), Call("lose_turn", 0, flag=True)),
+    *(Call("lose_turn", 1, flag=True), Call("submit", 1), Call("peek")),
+    *(Call("lose_turn", 1, flag=True), Call("commit", 0, epoch=1, owner=1, done="completed")),
+    *(Call("peek"), Call("restore", 1), Call("peek"), Call("claim", 1, owner=2)),
+    *(Call("lose_turn", 1, flag=True), Call("commit", 1, epoch=1, owner=2, done="completed")),
+)
+
 #: A torn file has the ends of two requests, but only the first one was told. Whoever finds such an
 #: end, by a commit or by a claim, tells it if it was not.
 TORN_ENDS = (
@@ -200,6 +210,10 @@ def test_the_turns_that_a_server_loses_come_back_on_both_sides(real_connection):
     ]
 
 
+def test_the_entries_of_turns_that_a_server_loses_come_back_on_both_sides(real_connection):
+    assert lose(real_connection, TURN_ENTRY_LOSSES, shares_a_session=True) == ["entry", "entry"]
+
+
 def test_the_ends_of_a_torn_file_are_told_once_on_both_sides(real_connection):
     assert lose(real_connection, TORN_ENDS) == []
 
@@ -207,7 +221,8 @@ def test_the_ends_of_a_torn_file_are_told_once_on_both_sides(real_connection):
 def is_found_out(connection, paths, **doctored) -> bool:
     try:
         lose(connection, **doctored)
-        lose(connection, TURN_LOSSES, shares_a_session=True, **doctored)
+        for losses in (TURN_LOSSES, TURN_ENTRY_LOSSES):
+            lose(connection, losses, shares_a_session=True, **doctored)
         lose(connection, TORN_ENDS, **doctored)
         for scenario, path in paths.values():
             take(connection, scenario, path, **doctored)
@@ -273,7 +288,8 @@ def test_a_doctored_model_is_found_out(real_connection, paths, name):
             "    add_ticket(id, record.priority)\n  end\n  return 'queued'",
             "  end\n  return 'queued'",
         ),
-        ("commit", "    leave_session(id)\n", ""),
+        ("commit", "    leave_session(id, keys)\n", ""),
+        ("commit", "turn_of(id) or turn_in(keys.record)", "turn_of(id)"),
         ("submit", "    if is_parked(id, turn) then\n", "    if false then\n"),
         (
             "claim",

@@ -111,7 +111,7 @@ local function book(keys, id, from, to, tokens, tenant)
     unrank(id)
   end
   if was_open and not is_open then
-    leave_session(id)
+    leave_session(id, keys)
   end
   if keys.group and from ~= to then
     book_in_group(keys, id, from, to, tenant)

@@ -69,9 +69,21 @@ local function rank_first(session)
   end
 end
 
--- Removes a turn that has ended, and ranks the next one of its session.
-local function leave_session(id)
-  local turn = turn_of(id)
+-- The session and number of a turn as its record has them, or nil.
+local function turn_in(record_key)
+  local found = redis.call('HMGET', record_key, 'tenant', 'session', 'turn')
+  local number = string.match(found[3] or '', '^%d+$')
+  if found[1] and found[2] and number then
+    return { session = found[1] .. ':' .. found[2],
+      number = string.format('%016.0f', tonumber(number)) }
+  end
+  return nil
+end
+
+-- Removes a turn that has ended, and ranks the next one of its session. If the server has lost its
+-- entry, the record tells which member it had.
+local function leave_session(id, keys)
+  local turn = turn_of(id) or turn_in(keys.record)
   if turn then
     redis.call('ZREM', TURNS, member_of(id, turn))
     redis.call('HDEL', TURN, id)

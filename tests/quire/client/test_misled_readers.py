@@ -64,6 +64,40 @@ def test_what_was_read_since_shows_that_the_log_is_there(broker):
         assert not following.must_find_the_end
 
 
+@pytest.mark.parametrize("is_in_loop", [False, True])
+def test_a_reader_is_not_told_of_a_loss_because_the_log_positions_are_gone(
+    connection, broker, is_in_loop
+):
+    request_id = Client(broker).submit("x").request_id
+    claim = claim_next(broker).claim
+    broker.commit([make_item(claim, 0, 1)])
+    broker.commit([make_item(claim, 1, 18)])
+    following = Following(request_id)
+    list(following.take(broker.read_output(following.position)[request_id]))
+    before = broker.status(request_id)
+    assert connection.hget(broker.keys.request(request_id), "published") == b"1"
+    connection.delete(broker.keys.log_positions)
+
+    async def status_in_loop():
+        async with AsyncClient(async_twin(connection), queue=broker.keys.queue) as client:
+            return await client.status(request_id)
+
+    after = asyncio.run(status_in_loop()) if is_in_loop else broker.status(request_id)
+    following.silent(after)
+    assert (after.published, after.prefix_hash) == (18, before.prefix_hash)
+    # The next tokens are judged by the log, and write a position again.
+    (reply,) = broker.commit([make_item(claim, 18, 20)])
+    assert (reply.status, connection.hlen(broker.keys.log_positions)) == ("ok", 1)
+
+
+def test_a_log_that_is_none_does_not_keep_the_status_from_its_reader(connection, broker):
+    request_id = Client(broker).submit("x").request_id
+    broker.commit([make_item(claim_next(broker).claim, 0, 2)])
+    connection.delete(broker.keys.log_positions)
+    connection.set(broker.keys.output(request_id), "no stream", ex=60)
+    assert broker.status(request_id).published == 2
+
+
 @pytest.fixture
 def two(real_broker):
     """Two requests that run; the log of the second is to become a text."""

@@ -62,11 +62,15 @@ def test_consumers_of_a_group_read_acknowledge_and_take_over_without_memory(admi
         assert list(client.ends(group="sinks", consumer="one", timeout=0.01)) == []
 
 
-def test_so_do_those_in_an_event_loop(admin, monkeypatch):
+def test_so_do_readers_in_an_event_loop(admin, monkeypatch):
     take_over_at_once(monkeypatch)
 
     async def read():
         async with AsyncClient(admin.server.url) as client:
+            assert (await anext(client.attach("runs").stream())).end == 2
+            assert (await client.attach("g~a").result(timeout=30)).usage.completion_tokens == 2
+            assert len([one async for one in client.attach_group("g").results(timeout=30)]) == 2
+            assert len([one async for one in client.ends(timeout=0.01)]) == 3
             ends = client.ends(group="sinks", consumer="one", timeout=0.01)
             with pytest.raises(BrokerUnavailable, match="no memory left for the group"):
                 await anext(client.ends(group="new", consumer="one", timeout=0.01))

@@ -278,12 +278,36 @@ def test_what_a_server_loses_of_sessions_is_restored(broker, connection, lost):
     assert [run_next(broker) for _ in range(3)] == ["a", "b", "c"]
 
 
+def test_a_turn_that_ends_after_its_entry_was_lost_leaves_nothing_behind(broker, connection):
+    submit(broker, "a", "b")
+    submit(broker, "c", session="other")
+    first, other = claim_next(broker), claim_next(broker)
+    connection.delete(broker.keys.turn)
+    finish(broker, first)
+    finish(broker, other)
+    (left,) = connection.zrange(broker.keys.turns, 0, -1)
+    assert left.endswith(b" b")
+    broker.restore(is_at_once=True)
+    assert run_next(broker) == "b"
+    assert connection.exists(broker.keys.turn, broker.keys.turns) == 0
+
+
+def test_a_turn_that_ends_after_its_entry_was_lost_lets_the_next_one_run(broker, connection):
+    submit(broker, "a", "b")
+    first = claim_next(broker)
+    connection.hdel(broker.keys.turn, "a")
+    finish(broker, first)
+    assert run_next(broker) == "b"
+    assert connection.exists(broker.keys.turn, broker.keys.turns) == 0
+
+
 def test_a_turn_whose_predecessor_ended_without_a_trace_is_restored(broker, connection):
     """As when a worker of an earlier version ends it: that knows no sessions."""
     submit(broker, "a", "b")
     entry = connection.hget(broker.keys.turn, "a")
     member = connection.zrange(broker.keys.turns, 0, 0)[0]
     connection.hdel(broker.keys.turn, "a")
+    connection.hdel(broker.keys.request("a"), "session")
     assert run_next(broker) == "a"
     connection.hset(broker.keys.turn, "a", entry)
     connection.zadd(broker.keys.turns, {member: 0})
