@@ -11,13 +11,11 @@ from typing import Any
 from quire.openai.tools.argument_types import LETTERS, TEXT, json_of
 from quire.openai.tools.formats import Tags
 from service.constraints.schemas.checks import SchemaRefused
+from service.constraints.schemas.rewriting import restricting
 from service.constraints.terminals import any_of, json_rule, quoted, word
 
-#: What may be said of the arguments of a function beside each of them.
-_PLAIN = frozenset({"type", "properties", "required", "additionalProperties", "$defs", "title"})
-_PLAIN_ADDED = _PLAIN | {"definitions", "description", "$schema", "examples", "$id", "default"}
-#: What may be said of a text.
-_OF_TEXT = frozenset({"type", "title", "description", "default", "examples", "$comment"})
+#: The keywords of the arguments of a function beside each of them.
+_OF_ALL = frozenset({"type", "properties", "required", "additionalProperties"})
 _LENGTHS = ("minLength", "maxLength")
 #: The longest text of which a grammar counts the characters.
 MAX_COUNTED = 1000
@@ -40,9 +38,9 @@ def tagged_rules(
     output knows.
     """
     schema = definitions[home]
-    odd = [key for key in schema if key not in _PLAIN_ADDED]
+    odd = restricting(schema) - _OF_ALL
     if odd:
-        raise SchemaRefused(f"`{odd[0]}` of all arguments cannot be enforced in tags")
+        raise SchemaRefused(f"`{min(odd)}` of all arguments cannot be enforced in tags")
     properties = schema.get("properties", {})
     writing = _Writing(tags, special, rule)
     if not properties and schema.get("additionalProperties", True) is not False:
@@ -52,6 +50,8 @@ def tagged_rules(
     if missing:
         raise SchemaRefused(f"the required argument {missing[0]!r} has no schema")
     for index, (name, one) in enumerate(properties.items()):
+        if one is False and name not in required:
+            continue
         pointer = f"#/$defs/{home}/properties/{name.replace('~', '~0').replace('/', '~1')}"
         reference = {"$ref": pointer, "$defs": {home: schema}}
         is_required = name in required
@@ -117,32 +117,38 @@ class _Writing:
         if types is not None and TEXT not in types:
             self._rules.append(json_rule(f"{rule}_json", reference))
             return f"{rule}_json {self._end()}"
+        if schema is False:
+            raise SchemaRefused(f"the required argument {name!r} has no value")
         if not isinstance(schema, Mapping):
             schema = {}
+        more = restricting(schema) - {"type"}
         if "enum" in schema or "const" in schema:
+            self._refuse(more - {"enum" if "enum" in schema else "const"}, name)
             values = schema.get("enum", [schema.get("const")])
             return f"({' | '.join(self._fixed(name, one, types) for one in values)}) {self._end()}"
         if types not in (None, TEXT) and set(types or "") != {TEXT, LETTERS["null"]}:
             message = f"the argument {name!r} may be a text or something else, which tags hide"
             raise SchemaRefused(message)
         if types == TEXT and "anyOf" not in schema and "$ref" not in schema:
-            odd = [key for key in schema if key not in (*_OF_TEXT, *_LENGTHS)]
-            if odd:
-                message = f"`{odd[0]}` of the argument {name!r} cannot be enforced in tags"
-                raise SchemaRefused(message)
+            self._refuse(more - {*_LENGTHS}, name)
             lengths = [schema.get(one) for one in _LENGTHS]
             return self._free_text(rule, *lengths)
-        if types is None and not schema.keys() - (_OF_TEXT - {"type"}):
+        if types is None and not restricting(schema):
             return self._free_text(rule)
         if types is None:
             raise SchemaRefused(f"the type of the argument {name!r} is not known where it is read")
         branches = schema.get("anyOf", schema.get("oneOf"))
         is_plain = isinstance(branches, list) and all(
-            isinstance(one, Mapping) and not one.keys() - _OF_TEXT for one in branches
+            isinstance(one, Mapping) and not restricting(one) - {"type"} for one in branches
         )
-        if is_plain or ("type" in schema and not schema.keys() - _OF_TEXT):
+        if (is_plain and not more - {"anyOf", "oneOf"}) or ("type" in schema and not more):
             return self._free_text(rule)
         raise SchemaRefused(f"the schema of the argument {name!r} cannot be enforced in tags")
+
+    def _refuse(self, keywords: frozenset[str], name: str) -> None:
+        if keywords:
+            message = f"`{min(keywords)}` of the argument {name!r} cannot be enforced in tags"
+            raise SchemaRefused(message)
 
     def _fixed(self, name: str, value: Any, types: str | None) -> str:
         """One value of an enumeration."""

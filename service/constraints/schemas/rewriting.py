@@ -15,6 +15,7 @@ from service.constraints.schemas.checks import CHECKS, SchemaRefused
 from service.constraints.schemas.disjoint import overlaps
 from service.constraints.schemas.drafts import in_current_draft
 from service.constraints.schemas.equivalents import EQUIVALENTS
+from service.constraints.schemas.formats import keywords_of
 from service.constraints.schemas.negation import complement
 from service.constraints.schemas.patterns import NO_ESCAPES, admits_escapes
 from service.constraints.schemas.whole import Whole
@@ -25,6 +26,8 @@ Schema: TypeAlias = dict[str, Any]
 ONE = frozenset({"items", "additionalProperties"})
 MANY = frozenset({"anyOf", "oneOf", "allOf", "prefixItems"})
 NAMED = frozenset({"properties", "patternProperties"})
+#: All keywords that may restrict a value. By the rules of JSON Schema, no other one has an effect.
+_RESTRICTING = frozenset({*CHECKS, *EQUIVALENTS, *ONE, *MANY, *NAMED, "$ref"})
 #: The most branches of a `oneOf`: every pair of them is compared.
 MAX_BRANCHES = 128
 #: The most pairs of branches that overlap: each makes the schema larger.
@@ -41,6 +44,13 @@ def enforceable(schema: Mapping[str, Any]) -> Schema:
         SchemaRefused: no such schema can be made.
     """
     return _Reading(schema).result()
+
+
+def restricting(schema: Mapping[str, Any]) -> frozenset[str]:
+    """The keywords of a schema that may restrict a value, without formats that restrict nothing."""
+    found = _RESTRICTING & schema.keys()
+    is_free = isinstance(schema.get("format"), str) and keywords_of(schema["format"]) == {}
+    return found - {"format"} if is_free else found
 
 
 class _Reading:

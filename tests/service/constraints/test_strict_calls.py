@@ -271,14 +271,42 @@ def test_a_schema_that_cannot_be_enforced_is_refused() -> None:
         strict_grammar(marks, use)
 
 
-def test_a_refusal_names_the_function_whose_arguments_cannot_stand_in_tags() -> None:
-    parameters = {"type": "object", "properties": {"a": {"type": "string", "pattern": "b"}}}
+def grammar_in_tags(**fields: Any) -> str:
+    parameters = {"type": "object", "required": [], **fields}
     tools = [WEATHER, function("watch", strict=True, parameters=parameters)]
     use = parse_body("chat.completions", CHAT | {"tools": tools}).tools
     marks = call_marks("<tool_call><function=><parameter=>", {})
     assert use is not None and marks is not None
-    with pytest.raises(ValueError, match="in the function watch: `pattern` of the argument 'a'"):
-        strict_grammar(marks, use)
+    return strict_grammar(marks, use)
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"type": "string", "pattern": "b"}, "pattern"),
+        ({"type": "string", "format": "date"}, "format"),
+        ({"enum": ["a", "bb"], "maxLength": 1}, "maxLength"),
+        ({"enum": ["a", "b"], "const": "a"}, "const"),
+        ({"type": ["string", "null"], "anyOf": [{"type": "string"}], "maxLength": 1}, "schema"),
+    ],
+)
+def test_what_tags_cannot_enforce_is_refused_with_the_name_of_the_function(
+    schema: dict[str, Any], keyword: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"^in the function watch: .*{keyword}.*'a'"):
+        grammar_in_tags(properties={"a": schema})
+
+
+def test_annotations_of_a_text_do_not_matter_in_tags() -> None:
+    plain = grammar_in_tags(properties={"a": {"type": "string"}})
+    more = {"type": "string", "format": "ulid", "readOnly": True, "x-order": 1, "deprecated": True}
+    assert grammar_in_tags(properties={"a": more}, markdownDescription="b") == plain
+
+
+def test_an_argument_that_no_value_may_have_does_not_come_in_tags() -> None:
+    assert "=b>" not in grammar_in_tags(properties={"a": {"type": "string"}, "b": False})
+    with pytest.raises(ValueError, match="the required argument 'b' has no value"):
+        grammar_in_tags(properties={"b": False}, required=["b"])
 
 
 def test_strict_functions_end_where_the_grammar_does() -> None:
