@@ -43,8 +43,8 @@ hash tag: a whole shard lies in one slot, so that every transition can be one sc
                                  them. COMMIT writes it; without it EXTEND appends nothing.
     dead                stream   dead letters: id, reason, attempts, bytes; the fields that a
                                  requeued request needs: priority, tenant, deadline_ms, metadata,
-                                 tokens; and total, the bytes of all letters up to this one.
-                                 Limited in number, bytes and age.
+                                 tokens, answer_limit; and total, the bytes of all letters up to
+                                 this one. Limited in number, bytes and age.
     open                hash     request id -> `<state> <tokens> <tenant>` of every request that has
                                  not ended. All counts are derived from it.
     counts              hash     `tokens`: those of all requests that wait, scheduled or queued;
@@ -55,6 +55,8 @@ hash tag: a whole shard lies in one slot, so that every transition can be one sc
                                  announce their policy here: `policy`, `aging_ms`, `size_scale`.
                                  `request_timeout_ms` and `target_latency_ms`: deadline and target
                                  of requests without one, from when they may be claimed.
+                                 `answer_tokens`: the most tokens of an output whose request has no
+                                 `max_tokens`.
                                  Also what operators set for tenants: the limits `max_rate` and
                                  `max_rate_of:<tenant>` in tokens per minute, `fairness` (`tokens`)
                                  and `weight:<tenant>`. `ends`: about how many ends are kept, 0

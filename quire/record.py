@@ -240,8 +240,17 @@ FIELDS = (
     Field(
         "answer",
         Form.NUMBER,
-        "the most tokens it may generate; absent if an earlier version submitted it",
+        "the most tokens for which its output counts; absent if an earlier version submitted it",
         by="submit",
+    ),
+    Field(
+        "answer_limit",
+        Form.NUMBER,
+        "the most tokens of its output if it names none, 0 for the rest of the context; absent if "
+        "it [names one](queue-order.md#requests-without-max_tokens), or an earlier version "
+        "submitted it",
+        by="submit, requeue",
+        in_letter=True,
     ),
     Field(
         "fair",

@@ -138,7 +138,7 @@ class Operating(Shard):
         key, wanted = self.keys.control, default_fields(defaults)
 
         def replace(pipeline: Any) -> None:
-            pipeline.hdel(key, *FIELDS.values())
+            pipeline.hdel(key, *FIELDS)
             for name, value in wanted.items():
                 pipeline.hset(key, name, value)
 

@@ -51,6 +51,8 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--request-timeout", type=not_negative, metavar="SECONDS", help=help_)
     help_ = "target latency of requests without one, from when they may be claimed; 0 for none"
     parser.add_argument("--target-latency", type=not_negative, metavar="SECONDS", help=help_)
+    help_ = "most tokens of answers to requests without `max_tokens`; 0: what the context has left"
+    parser.add_argument("--default-max-tokens", type=_limit, metavar="N", help=help_)
     help_ = f"about how many ends are kept for readers, {ENDS_KEPT} unless set; 0 tells none"
     parser.add_argument("--ends", type=_limit, metavar="N", help=help_)
     add_server(parser)
@@ -102,6 +104,7 @@ def _set_defaults(broker: Broker, arguments: argparse.Namespace) -> None:
     given = {
         "request_timeout_seconds": arguments.request_timeout,
         "target_latency_seconds": arguments.target_latency,
+        "max_tokens": arguments.default_max_tokens,
     }
     before = broker.defaults()
     plain = {name: value or None for name, value in given.items() if value is not None}
@@ -145,12 +148,12 @@ def _show(brokers: Sequence[Broker], console: Console) -> None:
             console.data(dict(zip(names, row, strict=True)))
         return
     header = ("shard", "requests", "tokens", "waiting_tokens", "per_tenant", "per_minute",
-              "fairness", "timeout_s", "target_s", "ends")  # fmt: skip
+              "fairness", "timeout_s", "target_s", "max_tokens", "ends")  # fmt: skip
     rows = [
         (shard, _text(limits.requests), _text(limits.tokens), backlog.tokens,
          _text(limits.per_tenant), _text(limits.rate), "tokens" if fairness.by_tokens else NONE,
          _seconds(defaults.request_timeout_seconds), _seconds(defaults.target_latency_seconds),
-         kept)
+         _text(defaults.max_tokens), kept)
         for shard, limits, fairness, backlog, defaults, kept in found
     ]  # fmt: skip
     console.table(header, rows)

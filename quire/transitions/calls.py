@@ -13,7 +13,7 @@ from quire.transitions.values import BackOff, Claim, DeadLetter, QueuePolicy
 from quire.transport.script_runner import Argument, Call
 from quire.wire.codec import pack
 from quire.wire.message import Message
-from quire.wire.sizes import estimated_tokens, most_tokens_of_answer
+from quire.wire.sizes import estimated_tokens, is_open_ended, most_tokens_of_answer
 
 #: The most items of one Lua call: two to three milliseconds of the server's one thread.
 MAX_ITEMS_PER_CALL = 256
@@ -49,6 +49,7 @@ def submit_call(keys: Keys, message: Message, *, holder: str | None = None) -> C
             request.session_id or "",
             request.target_latency_ms or 0,
             message.kept,
+            (request.answer_limit or 0) if is_open_ended(request) else "",
         ),
     )
 

@@ -43,7 +43,7 @@ def claim_answer(request_id: str, owner: str, reply: Sequence[Any]) -> Claimed |
 
 def _claimed(request_id: str, owner: str, reply: Sequence[Any]) -> Claimed:
     _, epoch, body, attempts, submitted_ms, fingerprint, cancel, entries, trial_tokens = reply[:9]
-    arrival, moment, deadline_ms, due_ms = reply[9:]
+    arrival, moment, deadline_ms, due_ms, answer_limit = reply[9:]
     if body is None:
         raise ProtocolError("the message of the request is gone")
     log = [(entry_id, _pairs(fields)) for entry_id, fields in entries]
@@ -60,6 +60,7 @@ def _claimed(request_id: str, owner: str, reply: Sequence[Any]) -> Claimed:
         ranked_us=int(moment),
         deadline_ms=int(deadline_ms) or None,
         due_ms=int(due_ms) or None,
+        answer_limit=int(answer_limit) if answer_limit else None,
     )
 
 

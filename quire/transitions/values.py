@@ -85,9 +85,9 @@ class Claimed:
     after them. `fingerprint` is the one recorded at the first claim, None when this is the first.
     `trial_tokens`: how many more it should publish before others begin beside it, as it may be what
     its last workers died of; 0 for one that is no suspect. `arrival_us`: when it was queued, in
-    microseconds of Redis' clock; no two requests of a shard have the same. `ranked_us`: the moment
-    by which it is ranked in place of its arrival while tenants share its class; see fairness.lua.
-    `deadline_ms` is the one in the record, `due_ms` the end of the target latency; None for none.
+    microseconds of Redis' clock; no two have the same. `ranked_us`: the moment by which it is
+    ranked while tenants share its class. Of the record, None for none: `deadline_ms`, `due_ms` (end
+    of the target latency), `answer_limit` (without `max_tokens`; 0: the rest of the context).
     """
 
     claim: Claim
@@ -102,6 +102,7 @@ class Claimed:
     ranked_us: int = 0
     deadline_ms: int | None = None
     due_ms: int | None = None
+    answer_limit: int | None = None
 
     @property
     def num_published(self) -> int:
@@ -381,9 +382,8 @@ LAST_STATES = ("stopped", "failed")
 class WorkerInfo:
     """What a worker last wrote into the registry, `seen_seconds` ago on the broker's clock.
 
-    `model` is the model that it serves, and `policy` the order in which it takes requests; both are
-    empty if an older worker does not tell them. `adapters` are the adapters of that model by name;
-    the fingerprint of each tells its revisions apart.
+    `model` is the model that it serves, and `policy` the order in which it takes requests; empty if
+    an older worker does not tell them. `adapters`: name of an adapter -> fingerprint of its files.
     """
 
     name: str

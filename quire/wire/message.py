@@ -21,7 +21,7 @@ from quire.wire.sampling import ParsedBody, SamplingParams
 
 #: First byte of a digest: the version of the rule that made it. A changed rule needs another byte,
 #: because a request may be submitted again after an upgrade of its client.
-DIGEST_RULE = b"1"
+DIGEST_RULE = b"2"
 
 #: Bytes of the digest for everything except the seed, and for the seed.
 CONTENT_BYTES = 10

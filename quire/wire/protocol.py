@@ -122,6 +122,8 @@ class GenerationRequest(BaseModel):
     ) = None
     #: How long it should take from when it may be claimed. It only ranks the request.
     target_latency_ms: Annotated[int, Strict(), Field(gt=0, lt=1 << 53)] | None = None
+    #: The most tokens of the output if the body has no `max_tokens`; the queue may set fewer.
+    answer_limit: Annotated[int, Strict(), Field(gt=0, lt=1 << 31)] | None = None
     headers: dict[str, str] = Field(default_factory=dict)
     metadata: dict[str, Any] = Field(default_factory=dict)
     created_ms: Annotated[int, Strict(), Field(ge=0)] = Field(

@@ -75,8 +75,8 @@ class SamplingParams(BaseModel):
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
     )
 
-    max_tokens: _Int = Field(default=256, ge=1, lt=1 << 63)
-    """The largest number of tokens of the output."""
+    max_tokens: _Int | None = Field(default=None, ge=1, lt=1 << 63)
+    """The most tokens of the output; unset: the rest of the context, or what the queue sets."""
     min_tokens: _Int = Field(default=0, ge=0, lt=1 << 63)
     """No end-of-sequence token, stop token or stop string ends the output earlier."""
     temperature: _Float = Field(default=1.0, ge=0.0, le=MAX_TEMPERATURE)
@@ -154,7 +154,8 @@ class SamplingParams(BaseModel):
     @field_validator("min_tokens")
     @classmethod
     def _within_max_tokens(cls, value: int, info: ValidationInfo) -> int:
-        if value > info.data.get("max_tokens", value):
+        most = info.data.get("max_tokens")
+        if most is not None and value > most:
             raise ValueError("min_tokens is greater than max_tokens")
         return value
 

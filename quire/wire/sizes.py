@@ -11,7 +11,6 @@ from typing import Any
 
 from quire.wire.pooling import is_pooled
 from quire.wire.protocol import GenerationRequest
-from quire.wire.sampling import SamplingParams
 
 #: Bytes of UTF-8 that count as one token. With most vocabularies a token has fewer.
 BYTES_PER_TOKEN = 4
@@ -19,7 +18,9 @@ BYTES_PER_TOKEN = 4
 #: The largest estimate for one request: so that the counts stay exact in Lua's numbers.
 MAX_TOKENS_PER_REQUEST = 1 << 31
 
-_DEFAULT_MAX_TOKENS: int = SamplingParams.model_fields["max_tokens"].default
+#: The answer for which a request without `max_tokens` counts if SUBMIT does not know better: if the
+#: queue sets none, and no worker has announced its context.
+ASSUMED_ANSWER = 256
 
 
 def estimated_tokens(request: GenerationRequest) -> int:
@@ -43,9 +44,19 @@ def most_tokens_of_answer(request: GenerationRequest) -> int:
     """
     if is_pooled(request.kind):
         return 0
-    given = [request.body.get("max_tokens"), request.body.get("max_completion_tokens")]
-    max_tokens = next((value for value in given if type(value) is int), _DEFAULT_MAX_TOKENS)
-    return min(max(1, max_tokens), MAX_TOKENS_PER_REQUEST)
+    max_tokens = _named_length(request)
+    most = ASSUMED_ANSWER if max_tokens is None else max(1, max_tokens)
+    return min(most, MAX_TOKENS_PER_REQUEST)
+
+
+def is_open_ended(request: GenerationRequest) -> bool:
+    """Whether it may generate as many tokens as its queue and the context allow. Never raises."""
+    return not is_pooled(request.kind) and _named_length(request) is None
+
+
+def _named_length(request: GenerationRequest) -> int | None:
+    given = (request.body.get("max_tokens"), request.body.get("max_completion_tokens"))
+    return next((value for value in given if type(value) is int), None)
 
 
 def _tokens_of(prompt: object) -> int:

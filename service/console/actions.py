@@ -15,6 +15,7 @@ from quire.transitions.fairness import Fairness
 from quire.transitions.values import QueueLimits
 from quire.wire.arguments import MAX_AHEAD_SECONDS
 from quire.wire.protocol import is_tenant_name
+from quire.wire.sizes import MAX_TOKENS_PER_REQUEST
 from service.batches import ledger
 from service.batches.ledger import Ledger
 from service.batches.records import BATCH_ID
@@ -147,7 +148,10 @@ def set_limits(queue: Queue, fields: Fields) -> Done:
             rate=fields.number("rate") or None,
         )
         defaults = replace(
-            broker.defaults(), request_timeout_seconds=timeout, target_latency_seconds=target
+            broker.defaults(),
+            request_timeout_seconds=timeout,
+            target_latency_seconds=target,
+            max_tokens=fields.number("max_tokens", most=MAX_TOKENS_PER_REQUEST) or None,
         )
         _change_limits(broker, limits)
         _change_fairness(broker, replace(broker.fairness(), by_tokens=fairness == "tokens"))

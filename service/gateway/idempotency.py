@@ -230,6 +230,7 @@ class Call:
         ids = self.record.member_ids
         members: list[GenerationRequest] = []
         num_bytes = 0
+        answer_limit: int | None = None
         for choice, member_id in enumerate(ids):
             if choice:
                 await asyncio.sleep(0)
@@ -240,7 +241,9 @@ class Call:
                 named = field_of(self.record.form, error.field)
                 raise InvalidRequest(named, error.message) from None
             if not choice and (self.is_response or not self.is_streamed):
-                self._check_logprobs(one)
+                answer_limit = self._check_logprobs(one)
+            if answer_limit is not None:
+                one = one.model_copy(update={"answer_limit": answer_limit})
             if num_alike := self.request.num_alike(choice):
                 # Checked before the other choices of this prompt are built.
                 num_bytes += num_alike * len(one.encode())
@@ -248,12 +251,17 @@ class Call:
             members.append(one.model_copy(update={"id": member_id}))
         return members
 
-    def _check_logprobs(self, first: GenerationRequest) -> None:
-        sampling, of_output, of_prompts = first.parse_body().sampling, 0, 0
+    def _check_logprobs(self, first: GenerationRequest) -> int | None:
+        """InvalidRequest if the answer may have more log-probabilities than a whole one holds.
+
+        Returns how long each output may be at most if the call does not say it; None for no limit.
+        """
+        sampling, of_token, of_prompts = first.parse_body().sampling, 0, 0
         if sampling.logprobs is not None:
-            of_output = self.record.num_choices * sampling.max_tokens * (1 + sampling.logprobs)
+            of_token = self.record.num_choices * (1 + sampling.logprobs)
         if sampling.prompt_logprobs is not None:
             of_prompts = self.request.num_known_tokens * (1 + sampling.prompt_logprobs)
+        of_output = of_token * (sampling.max_tokens or 1)
         most = of_output + of_prompts
         if most > MAX_COMPLETE_LOGPROBS:
             kind = "a response" if self.is_response else "an answer that is not streamed"
@@ -265,6 +273,9 @@ class Call:
             )
             field = "body.logprobs" if of_output >= of_prompts else "body.prompt_logprobs"
             raise InvalidRequest(self.record.prompt.field(field) or field, message)
+        if sampling.max_tokens is not None or not of_token:
+            return None
+        return (MAX_COMPLETE_LOGPROBS - of_prompts) // of_token
 
     def _check_bytes(self, num_bytes: int) -> None:
         if self.record.num_choices > 1 and num_bytes > MAX_CALL_BYTES:

@@ -27,6 +27,11 @@ from service.outgoing.delivery import Delivery
 from service.settings.config import Settings
 
 
+#: The most tokens of the output of a request without `max_tokens`, to earlier versions. One that
+#: such a version has submitted keeps this meaning.
+EARLIER_DEFAULT = 256
+
+
 class EncodedPrompt(NamedTuple):
     """A prompt as the engine gets it.
 
@@ -64,10 +69,14 @@ def engine_request(
     adapter = adapter_of(request.body, model=settings.model_name)
     if adapter is not None and adapter.name not in served.adapters:
         raise adapter.refusal(served.adapters)
-    sampling = engine_sampling(body.sampling, request_id=request.id)
     prompt_ids, pooling, opening, choice_from = _prompt_of(request, body, delivery, served)
     if body.max_prompt_tokens is not None:
         prompt_ids = prompt_ids[-body.max_prompt_tokens :]
+    max_tokens = 1
+    if pooling is None:
+        left = served.engine.config.max_model_len - len(prompt_ids)
+        max_tokens = longest_output(body.sampling, delivery.origin.answer_limit, left=left)
+    sampling = engine_sampling(body.sampling, request_id=request.id, max_tokens=max_tokens)
     if choice_from is not None:
         sampling = replace(
             sampling, temperature=0.0, prompt_logprobs=0, prompt_logprobs_from=choice_from
@@ -198,8 +207,23 @@ def _deadline_of(
     return min(limits, default=None)
 
 
-def engine_sampling(wire: SamplingParams, *, request_id: str) -> EngineSampling:
-    """The engine's sampling parameters for those of the wire.
+def longest_output(wire: SamplingParams, limit: int | None, *, left: int) -> int:
+    """The most tokens of an output. InvalidRequest if a request asks for more, and names no length.
+
+    `limit` is that of the claim, see `Claimed`; `left` is what the prompt leaves of the context.
+    """
+    if wire.max_tokens is not None:
+        return wire.max_tokens
+    # Whether a prompt leaves no room is found out with all other faults of a prompt.
+    most = max(1, min(EARLIER_DEFAULT if limit is None else limit or left, left))
+    if wire.min_tokens > most:
+        message = f"is greater than the {most} tokens that a request without max_tokens gets here"
+        raise InvalidRequest("body.min_tokens", message)
+    return most
+
+
+def engine_sampling(wire: SamplingParams, *, request_id: str, max_tokens: int) -> EngineSampling:
+    """The engine's sampling parameters for those of the wire, for an output of `max_tokens`.
 
     Clients may set a seed. Without one, the seed is a function of the request's id, so that it is
     the same on every worker that runs the request.
@@ -210,7 +234,8 @@ def engine_sampling(wire: SamplingParams, *, request_id: str) -> EngineSampling:
         seed = int.from_bytes(digest, "little", signed=True)
     biases = tuple(wire.logit_bias.items())
     fields = wire.model_dump(exclude=set[str](CONSTRAINTS))
-    return EngineSampling(**fields | {"seed": seed, "logit_bias": biases})
+    own = {"seed": seed, "logit_bias": biases, "max_tokens": max_tokens}
+    return EngineSampling(**fields | own)
 
 
 def _prompt_ids(prompt: str | list[int] | None, tokenizer: ModelTokenizer) -> list[int]:

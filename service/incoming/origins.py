@@ -81,6 +81,7 @@ def origin_of(
         received=received,
         arrived=arrived,
         due=None if claimed.due_ms is None else received + (claimed.due_ms - now_ms) / 1000,
+        answer_limit=claimed.answer_limit,
         # A request that was scheduled for later has only waited since its scheduled time.
         waited_seconds=seconds_since(
             max(claimed.enqueued_ms, (request and request.not_before_ms) or 0), now_ms

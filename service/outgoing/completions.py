@@ -70,6 +70,8 @@ class Origin:
     arrived: float = 0.0
     #: When its target latency is over, on the same clock; None without one.
     due: float | None = None
+    #: The most tokens of an output without `max_tokens`; see `Claimed`.
+    answer_limit: int | None = None
     #: Seconds from the submit to the claim.
     waited_seconds: float = 0.0
     num_resumed_tokens: int = 0

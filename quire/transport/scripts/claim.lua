@@ -4,9 +4,9 @@
 -- ARGV  id, owner (fresh, so that a repeated call is recognised), fingerprint or '', and what
 --       affinity.lua takes
 -- Returns {'claimed', epoch, body, attempts, submitted, fingerprint before, cancel, log entries,
--- tokens on trial, arrival, moment by which it is ranked, deadline or 0, end
--- of the target latency or 0} or {reason, 1 when this call ended the
--- request, for `kept` the ms left}. A claim consumes a ticket of the request's class, whichever, and
+-- tokens on trial, arrival, moment by which it is ranked, deadline or 0, end of the target latency or
+-- 0, limit of an answer without `max_tokens` or ''} or {reason, 1 when this call ended the request,
+-- for `kept` the ms left}. A claim consumes a ticket of the request's class, whichever, and
 -- a few more if there are too many. It needs none: RESTORE adds those that are missing. A request
 -- that cannot be claimed leaves the rank sets, unless it is kept or the queue is paused.
 
@@ -43,7 +43,7 @@ local function answer(epoch, attempts)
     redis.call('XRANGE', keys.output, '-', '+'),
     trial_of(tonumber(attempts), tonumber(record.losses or '0')), arrival_of(record),
     moment_of_record(record), record.deadline_ms,
-    record.due_ms or '0' }
+    record.due_ms or '0', record.answer_limit or '' }
 end
 
 if record.state == 'running' and record.owner == owner then

@@ -9,9 +9,9 @@
 local RECORD_FIELDS = { 'state', 'priority', 'tenant', 'epoch', 'owner', 'attempts', 'resumes',
   'published', 'deadline_ms', 'submitted_ms', 'claimed_ms', 'first_token_ms', 'finished_ms',
   'asked', 'cancel', 'prefix', 'resumed_from', 'losses', 'fingerprint', 'arrival', 'released',
-  'answer', 'fair', 'rate', 'session', 'turn', 'due_ms', 'kept_ms', 'activity' }
+  'answer', 'answer_limit', 'fair', 'rate', 'session', 'turn', 'due_ms', 'kept_ms', 'activity' }
 local LETTER_FIELDS = { 'priority', 'tenant', 'attempts', 'deadline_ms', 'submitted_ms', 'asked',
-  'metadata', 'session' }
+  'metadata', 'answer_limit', 'session' }
 local END_FIELDS = { 'metadata', 'fair', 'rate', 'activity' }
 local DELETED_FIELDS = { 'claimed_ms', 'finished_ms', 'cancel', 'resumed_from', 'losses',
   'released', 'fair', 'rate', 'due_ms' }
@@ -37,6 +37,7 @@ resumed_from number
 losses number
 arrival moment
 answer number
+answer_limit number
 fair share
 rate number
 session session

@@ -45,6 +45,9 @@ end
 if letter.asked and not record.state then
   redis.call('HSET', keys.record, 'asked', letter.asked)
 end
+if (letter.answer_limit or '') ~= '' then
+  redis.call('HSET', keys.record, 'answer_limit', letter.answer_limit)
+end
 book(keys, id, 'failed', 'queued', tonumber(letter.tokens), letter.tenant)
 record = record_of(keys)
 if (letter.session or '') ~= '' then

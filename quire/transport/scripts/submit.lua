@@ -3,7 +3,8 @@
 -- KEYS  those of request.lua with one request, [then idempotency key, [then record of its holder]]
 -- ARGV  id, priority, tenant, deadline or 0, metadata or '', body, id of the holder or '',
 --       not before or 0, tokens, what it asks or '', most tokens of the answer or '', session or '',
---       target latency in ms or 0, what is kept with the results or ''
+--       target latency in ms or 0, what is kept with the results or '', and if the message names no
+--       length of its answer, the most that its producer allows or 0, else ''
 -- Returns {outcome, id, state}: created | known | full with the limit in place of the state, or
 -- `held` with the id stored under the idempotency key: the caller then calls again and declares the
 -- record of that id. `known` by its own id has a fourth part: the request's stored `asked`, or ''.
@@ -18,6 +19,7 @@ local asked = ARGV[FIRST + 9] or ''
 local answer, session = ARGV[FIRST + 10] or '', ARGV[FIRST + 11] or ''
 local target = tonumber(ARGV[FIRST + 12] or '0')
 local kept = ARGV[FIRST + 13] or ''
+local answer_limit = tonumber(ARGV[FIRST + 14] or '')
 -- An idempotency key lives this much longer than its request would without ever running.
 local KEY_RESERVE_MS = 7 * 86400000
 
@@ -92,6 +94,24 @@ local function limit_reached()
   return nil
 end
 
+-- A request that names no length gets what the queue sets, or what is left of the context: a limit
+-- of 0. It is fixed here, so that every worker ends the output at the same token. The request counts
+-- for the most that it may get. `answer` is an assumption for as long as nobody knows that.
+if answer_limit then
+  local known = redis.call('HMGET', CONTROL, 'answer_tokens', 'size_scale')
+  local set, context = tonumber(known[1] or '0') or 0, tonumber(known[2] or '0') or 0
+  if set > 0 and (answer_limit == 0 or set < answer_limit) then
+    answer_limit = set
+  end
+  local prompt = tokens - tonumber(answer)
+  local most = context > 0 and math.max(1, context - prompt) or nil
+  if answer_limit > 0 then
+    most = math.min(answer_limit, most or answer_limit)
+  end
+  answer = int(most or tonumber(answer))
+  tokens = prompt + tonumber(answer)
+end
+
 local limit, rate_wait = limit_reached()
 if limit then
   return { 'full', id, limit, rate_wait }
@@ -117,6 +137,9 @@ redis.call('HSET', keys.record, 'priority', priority, 'tenant', tenant, 'deadlin
   'submitted_ms', int(now), 'asked', asked, unpack(INITIAL_FIELDS))
 if answer ~= '' then
   redis.call('HSET', keys.record, 'answer', answer)
+end
+if answer_limit then
+  redis.call('HSET', keys.record, 'answer_limit', int(answer_limit))
 end
 if cost then
   take_rate(tenant, cost, now_us)

@@ -25,7 +25,7 @@ MAX_TEXT = 32_768
 #: The fields of a record beside those of its status.
 _FIELDS = (
     *("epoch", "claimed_ms", "first_token_ms", "finished_ms", "resumed_from", "losses"),
-    *("answer", "due_ms"),
+    *("answer", "answer_limit", "due_ms"),
 )
 
 #: The parts of a body that are shown by themselves.
@@ -125,6 +125,7 @@ def _life(broker: Broker, status: RequestStatus) -> Procedure[Life]:
     fields = dict(zip(_FIELDS, values, strict=True))
     with reading(f"the record of {request_id}"):
         numbers = {name: int(value) if value else None for name, value in fields.items()}
+    limit = numbers["answer_limit"]
     return Life(
         status=status,
         asked=_asked(data or b"", size=int(size), is_open=not status.state.is_terminal),
@@ -135,7 +136,8 @@ def _life(broker: Broker, status: RequestStatus) -> Procedure[Life]:
         finished_ms=numbers["finished_ms"],
         scheduled_ms=None if scheduled is None else int(scheduled),
         expires_seconds=expires_ms / 1000 if expires_ms > 0 else None,
-        max_tokens=numbers["answer"],
+        # A limit of 0 is none: then `answer` is an estimate.
+        max_tokens=(numbers["answer"] if limit is None else limit) or None,
         num_losses=numbers["losses"] or 0,
     )
 

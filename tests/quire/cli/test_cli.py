@@ -225,7 +225,7 @@ def test_schema_prints_the_request_a_client_sends(quire):
     assert set(schema["required"]) == {"kind", "body"}
     assert set(GenerationRequest.model_fields) == set(schema["properties"])
     (sampling,) = records(quire("schema", "sampling", "--json")[1])
-    assert sampling["properties"]["max_tokens"]["default"] == 256
+    assert sampling["properties"]["top_p"]["default"] == 1.0
 
 
 def test_bench_measures_a_queue(quire, worker, tmp_path):

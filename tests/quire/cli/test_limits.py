@@ -35,8 +35,8 @@ def test_what_is_used_stands_beside_what_may_be(quire, real_broker):
     code, out, _ = quire("limits")
     assert code == 0
     assert [line.split() for line in out.splitlines()] == [
-        [*HEADER, "timeout_s", "target_s", "ends"],
-        ["0", "-", "-", "10", "2", "-", "-", "-", "-", "10000"],
+        [*HEADER, "timeout_s", "target_s", "max_tokens", "ends"],
+        ["0", "-", "-", "10", "2", "-", "-", "-", "-", "-", "10000"],
         [],
         ["shard", "tenant", "limit", "per_minute", "weight", "open"],
         ["0", "free", "2", "-", "1", "1"],
@@ -50,7 +50,9 @@ def test_what_is_used_stands_beside_what_may_be(quire, real_broker):
         },
         "fairness": {"by_tokens": False, "weights": {}},
         "backlog": {"tokens": 10, "tenants": {"free": 1}},
-        "defaults": {"request_timeout_seconds": None, "target_latency_seconds": None},
+        "defaults": {
+            "request_timeout_seconds": None, "target_latency_seconds": None, "max_tokens": None,
+        },
         "ends": 10000,
     }  # fmt: skip
 
@@ -92,8 +94,8 @@ def test_tenants_get_weights_and_rates_and_share_by_tokens(quire, real_broker):
     assert real_broker.fairness() == Fairness(by_tokens=True, weights={"gold": 3, "free": 1})
     assert real_broker.limits() == QueueLimits(rate=6000, rates={"gold": 0})
     assert [line.split() for line in out.splitlines()] == [
-        [*HEADER, "timeout_s", "target_s", "ends"],
-        ["0", "-", "-", "0", "-", "6000", "tokens", "-", "-", "10000"],
+        [*HEADER, "timeout_s", "target_s", "max_tokens", "ends"],
+        ["0", "-", "-", "0", "-", "6000", "tokens", "-", "-", "-", "10000"],
         [],
         ["shard", "tenant", "limit", "per_minute", "weight", "open"],
         ["0", "free", "-", "6000", "1", "0"],
@@ -107,7 +109,7 @@ def test_tenants_get_weights_and_rates_and_share_by_tokens(quire, real_broker):
 def test_a_default_timeout_is_set_shown_and_removed(quire, real_broker):
     code, out, _ = quire("limits", "--request-timeout", "90.5", "--target-latency", "2")
     assert code == 0
-    found = [line.split()[-3:-1] for line in out.splitlines()[:2]]
+    found = [line.split()[-4:-2] for line in out.splitlines()[:2]]
     assert found == [["timeout_s", "target_s"], ["90.5", "2"]]
     quire("limits", "--target-latency", "0")
     assert real_broker.defaults() == QueueDefaults(request_timeout_seconds=90.5)
@@ -118,6 +120,21 @@ def test_a_default_timeout_is_set_shown_and_removed(quire, real_broker):
     assert (real_broker.defaults(), real_broker.limits().requests) == (QueueDefaults(), 7)
     code, _, err = quire("limits", "--request-timeout", "0.0001")
     assert code != 0 and "request_timeout_seconds" in err
+
+
+def test_the_longest_answer_of_requests_that_name_none_is_set_shown_and_removed(quire, real_broker):
+    real_broker.set_defaults(QueueDefaults(request_timeout_seconds=5))
+    code, out, _ = quire("limits", "--default-max-tokens", "4096")
+    assert code == 0
+    assert [line.split()[-2] for line in out.splitlines()[:2]] == ["max_tokens", "4096"]
+    assert real_broker.defaults() == QueueDefaults(request_timeout_seconds=5, max_tokens=4096)
+    # The limits of a queue are other fields, although they have similar names.
+    quire("limits", "--tokens", "9")
+    assert real_broker.defaults().max_tokens == 4096
+    quire("limits", "--default-max-tokens", "0")
+    assert real_broker.defaults() == QueueDefaults(request_timeout_seconds=5)
+    code, _, err = quire("limits", "--default-max-tokens", str(1 << 40))
+    assert code != 0 and "max_tokens must be from 1" in err
 
 
 def test_how_many_ends_are_kept_is_set_and_shown(quire, real_broker):

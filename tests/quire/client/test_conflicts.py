@@ -38,7 +38,7 @@ SAME = {
 
 #: The same, of bodies as other producers write them.
 SAME_BODIES = {
-    "defaults": ({"prompt": "x"}, {"prompt": "x", "max_tokens": 256, "top_k": -1, "n": 1}),
+    "defaults": ({"prompt": "x"}, {"prompt": "x", "temperature": 1.0, "top_k": -1, "n": 1}),
     "nulls": ({"prompt": "x"}, {"prompt": "x", "stop": None, "seed": None, "model": None}),
     "how it is told": ({"prompt": "x"}, {"prompt": "x", "stream": True, "user": "me"}),
     "an alias": (

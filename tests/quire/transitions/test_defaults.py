@@ -3,7 +3,7 @@
 import pytest
 
 from quire import Client
-from quire.errors import InvalidRequest
+from quire.errors import InvalidRequest, QueueFull
 from quire.transitions.defaults import QueueDefaults
 from quire.transitions.values import QueueLimits, QueuePolicy
 from quire.wire.arguments import build_request
@@ -147,3 +147,111 @@ def test_a_client_says_how_long_its_request_should_take(broker):
     Client(broker).submit([1], target_latency_seconds=2.5, request_id="a")
     claimed = claim_next(broker)
     assert claimed.due_ms == broker.status("a").submitted_ms + 2_500
+
+
+PROMPT = [1, 2, 3]
+
+
+def open_ended(name="a", **changes):
+    return make_request(id=name, body={"prompt": PROMPT}, **changes)
+
+
+@pytest.mark.parametrize(
+    ("default", "context", "own", "limit", "answer"),
+    [
+        (None, None, None, 0, 256),  # nobody knows better: an assumption
+        (None, 1000, None, 0, 997),
+        (None, 2, None, 0, 1),
+        (40, None, None, 40, 40),
+        (40, 1000, None, 40, 40),
+        (4000, 1000, None, 4000, 997),
+        (None, 1000, 30, 30, 30),  # the producer allows fewer
+        (40, 1000, 30, 30, 30),
+        (40, 1000, 50, 40, 40),
+    ],
+)
+def test_a_request_that_names_no_length_counts_for_the_most_that_it_may_get(
+    broker, connection, default, context, own, limit, answer
+):
+    if context is not None:
+        broker.announce(QueuePolicy("fcfs", 1, context))
+    broker.set_defaults(QueueDefaults(max_tokens=default))
+    broker.submit(open_ended(answer_limit=own))
+    assert broker.backlog().tokens == len(PROMPT) + answer
+    assert int(connection.hget(broker.keys.request("a"), "answer")) == answer
+    assert claim_next(broker).answer_limit == limit
+
+
+@pytest.mark.parametrize("body", [{"max_tokens": 8}, {"max_completion_tokens": 8}])
+def test_a_request_that_names_its_length_counts_for_that(broker, body):
+    broker.announce(QueuePolicy("fcfs", 1, 1000))
+    broker.set_defaults(QueueDefaults(max_tokens=5))
+    broker.submit(make_request(id="a", kind="completions", body={"prompt": "x", **body}))
+    assert broker.backlog().tokens == 9
+    assert claim_next(broker).answer_limit is None
+
+
+def test_limits_and_rates_count_what_a_request_without_a_length_may_get(broker):
+    broker.announce(QueuePolicy("fcfs", 1, 1000))
+    broker.set_limits(QueueLimits(tokens=1500, rate=2010))
+    broker.submit(open_ended("a"))
+    with pytest.raises(QueueFull) as caught:
+        broker.submit(open_ended("b"))
+    assert caught.value.limit == "tokens"
+    claim = claim_next(broker).claim
+    broker.submit(open_ended("b"))
+    claim_next(broker)
+    with pytest.raises(QueueFull) as caught:
+        broker.submit(open_ended("c"))
+    assert caught.value.limit == "rate"
+    # What the answer did not need comes back with its end.
+    broker.commit([make_item(claim, 0, 1, final=True)])
+    broker.submit(open_ended("c"))
+
+
+def test_the_length_is_fixed_at_submit_whatever_is_set_or_announced_later(broker, clockwork):
+    broker.set_defaults(QueueDefaults(max_tokens=40))
+    broker.submit(open_ended())
+    broker.set_defaults(QueueDefaults(max_tokens=7))
+    broker.announce(QueuePolicy("fcfs", 1, 30))
+    claimed = claim_next(broker)
+    broker.commit([make_item(claimed.claim, 0, 1)])
+    clockwork.expire_lease("a")
+    broker.reap()
+    assert (claimed.answer_limit, claim_next(broker).answer_limit) == (40, 40)
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+def test_a_dead_letter_keeps_the_length_also_for_a_record_that_is_gone(
+    broker, connection, is_forgotten
+):
+    broker.set_defaults(QueueDefaults(max_tokens=40))
+    broker.submit(open_ended())
+    broker.dead_letter(claim_next(broker).claim, "tired")
+    if is_forgotten:
+        connection.delete(*broker.keys.of_request("a"))
+    broker.set_defaults(QueueDefaults())
+    (letter,) = broker.dead_letters()
+    broker.requeue(letter, keep_tokens=False)
+    assert claim_next(broker).answer_limit == 40
+
+
+def test_what_an_earlier_version_submitted_has_no_such_limit(broker, connection):
+    broker.set_defaults(QueueDefaults(max_tokens=40))
+    broker.submit(open_ended())
+    # Its scripts write no such field.
+    connection.hdel(broker.keys.request("a"), "answer_limit")
+    assert claim_next(broker).answer_limit is None
+
+
+@pytest.mark.parametrize("number", [0, -1, 1 << 40])
+def test_a_longest_answer_is_a_number_of_tokens_that_a_request_may_count_for(number):
+    with pytest.raises(ValueError, match="max_tokens"):
+        QueueDefaults(max_tokens=number)
+
+
+def test_a_longest_answer_that_no_program_wrote_counts_as_none(broker, connection):
+    connection.hset(broker.keys.control, "answer_tokens", "many")
+    assert broker.defaults() == QueueDefaults()
+    broker.submit(open_ended())
+    assert claim_next(broker).answer_limit == 0

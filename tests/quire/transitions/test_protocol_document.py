@@ -224,7 +224,7 @@ def test_what_a_foreign_client_says_of_what_it_asks_is_kept_and_may_be_left_out(
         assert client.submit("another prompt", request_id=request_id).request_id == request_id
     client.submit("x", request_id="ours")
     _, _, state, asked = foreign.submit("ours", asked=[b"F mine"])
-    assert (state, asked[:1], len(asked)) == (b"queued", b"1", 15)
+    assert (state, asked[:1], len(asked)) == (b"queued", b"2", 15)
 
 
 def test_log_probabilities_are_read_as_a_foreign_worker_wrote_them_and_the_other_way_round(

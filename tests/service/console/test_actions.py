@@ -119,11 +119,11 @@ def test_dead_letters_are_queued_again_with_or_without_tokens_or_deleted(browser
     assert fake.broker.status("c").state is State.FAILED
 
 
-def test_limits_are_set_and_an_empty_field_removes_one(browser, fake):
+def test_limits_are_set_and_an_empty_field_removes_one(browser, fake, console):
     fake.broker.set_limits(QueueLimits(tokens=5, tenants={"a": 3}))
     form = {"requests": "100", "tokens": "", "per_tenant": "7", "rate": "6000",
             "fairness": "tokens", "request_timeout": "1.5", "target_latency": "0",
-            "ends": "500"}  # fmt: skip
+            "max_tokens": "4096", "ends": "500"}  # fmt: skip
     assert browser.send("limits", *form.items()).status == 303
     assert fake.broker.limits() == QueueLimits(
         requests=100, per_tenant=7, rate=6000, tenants={"a": 3}
@@ -131,6 +131,11 @@ def test_limits_are_set_and_an_empty_field_removes_one(browser, fake):
     assert fake.broker.fairness().by_tokens and fake.broker.ends_kept() == 500
     defaults = fake.broker.defaults()
     assert (defaults.request_timeout_seconds, defaults.target_latency_seconds) == (1.5, None)
+    assert defaults.max_tokens == 4096
+    assert 'value="4096"' in console.page("/limits").text
+    assert browser.send("limits", *(form | {"max_tokens": str(1 << 40)}).items()).status == 400
+    browser.send("limits", *(form | {"max_tokens": ""}).items())
+    assert fake.broker.defaults().max_tokens is None
 
 
 def test_the_limits_of_one_tenant_are_set_and_removed(browser, fake, console):

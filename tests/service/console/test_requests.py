@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 
 from quire.errors import UnknownRequest
+from quire.transitions.defaults import QueueDefaults
 from quire.transitions.values import CommitItem
 from service.console.reading import request as reading
 from service.console.reading.lists import running
@@ -128,3 +129,13 @@ def test_more_running_requests_than_a_page_sorts_are_told(fake, monkeypatch):
         begin(fake.broker, name)
     page = running(fake.broker, offset=0)
     assert (len(page.rows), page.total, page.num_left_out) == (2, 2, 1)
+
+
+def test_a_life_names_the_longest_output_only_if_there_is_one(fake):
+    fake.broker.submit(make_request(id="named", body={"prompt": [1], "max_tokens": 7}))
+    fake.broker.submit(make_request(id="open"))
+    fake.broker.set_defaults(QueueDefaults(max_tokens=40))
+    fake.broker.submit(make_request(id="bounded"))
+    found = [life_of(fake.broker, name).max_tokens for name in ("named", "open", "bounded")]
+    # What the open one counts for is an estimate, and no limit.
+    assert found == [7, None, 40]

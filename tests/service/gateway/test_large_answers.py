@@ -90,6 +90,22 @@ def test_more_than_a_whole_answer_may_hold_is_refused_before_the_queue_has_it(ga
     assert gateway.ask("POST", CHAT, body | {"stream": True}).status == 200
 
 
+def test_a_call_that_names_no_length_gets_one_that_a_whole_answer_can_hold(gateway, fake):
+    chat = {"messages": [{"role": "user", "content": "x"}], "n": 5}
+    scored = chat | {"logprobs": True, "top_logprobs": 4}
+    most = idempotency.MAX_COMPLETE_LOGPROBS // (5 * 5)
+    for body, limit in (
+        (chat, None),
+        (scored, most),
+        (scored | {"stream": True}, None),
+        (scored | {"max_tokens": 5}, None),
+    ):
+        fake.requests.clear()
+        assert gateway.ask("POST", CHAT, body).status == 200
+        assert [one.answer_limit for one in fake.requests] == [limit] * 5
+        assert [one.body.get("max_tokens") for one in fake.requests] == [body.get("max_tokens")] * 5
+
+
 def test_what_came_as_a_stream_and_is_too_large_as_a_whole_is_followed(gateway, monkeypatch):
     monkeypatch.setattr(answers, "MAX_COMPLETE_LOGPROBS", 25)
     with gateway.stream(logprobs=1) as stream:
