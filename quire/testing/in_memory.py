@@ -317,6 +317,9 @@ class _Run:
     def _end_well(self, answer: Answering) -> None:
         adapter = _adapter_of(self.request, self._adapters)
         self._model = name_with(self._model, adapter)
+        if self.request.counts_only:
+            self.end(State.COMPLETED, FinishReason.STOP)
+            return
         self._prompt_tokens = prompt_tokens_of(self.request)
         # The answer is made again; skip what an earlier claim has published.
         skip = self._published

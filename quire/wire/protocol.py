@@ -124,6 +124,8 @@ class GenerationRequest(BaseModel):
     target_latency_ms: Annotated[int, Strict(), Field(gt=0, lt=1 << 53)] | None = None
     #: The most tokens of the output if the body has no `max_tokens`; the queue may set fewer.
     answer_limit: Annotated[int, Strict(), Field(gt=0, lt=1 << 31)] | None = None
+    #: Only the tokens of the prompt are counted, in the usage of the terminal record.
+    counts_only: Annotated[bool, Strict()] | None = None
     headers: dict[str, str] = Field(default_factory=dict)
     metadata: dict[str, Any] = Field(default_factory=dict)
     created_ms: Annotated[int, Strict(), Field(ge=0)] = Field(

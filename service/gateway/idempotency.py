@@ -212,7 +212,7 @@ class Call:
     """A call to submit. `is_streamed` says whether the caller wants its answer as a stream.
 
     `kept` is stored with the first request for as long as the results. If it `is_response`,
-    its stream ends with the whole answer.
+    its stream ends with the whole answer. With `counts_only` workers only count its prompts.
     """
 
     record: CallRecord
@@ -220,6 +220,7 @@ class Call:
     is_streamed: bool
     kept: bytes = b""
     is_response: bool = False
+    counts_only: bool = False
 
     async def members(self, **envelope: Any) -> list[GenerationRequest]:
         """The requests of all choices. InvalidRequest for an invalid body.
@@ -230,7 +231,7 @@ class Call:
         ids = self.record.member_ids
         members: list[GenerationRequest] = []
         num_bytes = 0
-        answer_limit: int | None = None
+        changes: dict[str, Any] = {"counts_only": True} if self.counts_only else {}
         for choice, member_id in enumerate(ids):
             if choice:
                 await asyncio.sleep(0)
@@ -241,9 +242,9 @@ class Call:
                 named = field_of(self.record.form, error.field)
                 raise InvalidRequest(named, error.message) from None
             if not choice and (self.is_response or not self.is_streamed):
-                answer_limit = self._check_logprobs(one)
-            if answer_limit is not None:
-                one = one.model_copy(update={"answer_limit": answer_limit})
+                changes |= {"answer_limit": self._check_logprobs(one)}
+            if changes:
+                one = one.model_copy(update=changes)
             if num_alike := self.request.num_alike(choice):
                 # Checked before the other choices of this prompt are built.
                 num_bytes += num_alike * len(one.encode())

@@ -29,7 +29,14 @@ from service.incoming.origins import (
 from service.loop import EngineLoop
 from service.model.served import ServedModel
 from service.observe.metrics import Metrics
-from service.outgoing.completions import Origin, not_resumable, own_failure, rejection, short_error
+from service.outgoing.completions import (
+    Origin,
+    counted,
+    not_resumable,
+    own_failure,
+    rejection,
+    short_error,
+)
 from service.outgoing.contact import Contact
 from service.outgoing.delivery import Delivery
 from service.outgoing.outbox import Outbox
@@ -105,6 +112,10 @@ class Reception:
             _log.exception("intake failed", **delivery.origin.names)
             self._outbox.end(delivery.key, partial(own_failure, error=error))
         else:
+            if request.counts_only:
+                number = converted.num_prompt_tokens
+                self._outbox.end(delivery.key, partial(counted, num_tokens=number))
+                return
             if not is_resumable(delivery.origin):
                 self._refuse_to_resume(delivery)
                 return

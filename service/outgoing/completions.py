@@ -177,6 +177,17 @@ def rejection(origin: Origin, *, error: InvalidRequest) -> Completion:
     return _failed(origin, FinishReason.REJECTED, info)
 
 
+def counted(origin: Origin, *, num_tokens: int) -> Completion:
+    """The record of a request of which only the prompt is counted."""
+    return Completion(
+        request_id=origin.request_id,
+        state=State.COMPLETED,
+        finish_reason=FinishReason.STOP,
+        usage=Usage(prompt_tokens=num_tokens),
+        model=origin.model_name,
+    )
+
+
 def refusal(origin: Origin, *, error: RequestRejected) -> Completion:
     """The record of a request that this engine can never serve. The field has its wire name."""
     field = f"body.{error.field}"

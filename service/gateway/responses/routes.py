@@ -4,28 +4,30 @@ POST   /v1/responses                    a call: answered at its end, streamed, o
 GET    /v1/responses/{id}               its body now; at its end with `?wait=true`; `?stream=true`
 DELETE /v1/responses/{id}
 POST   /v1/responses/{id}/cancel
+POST   /v1/responses/input_tokens       how many tokens its input has
 GET    /v1/responses/{id}/input_items   what the model was given
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from quire.errors import UNAVAILABLE, QuireError, ResultExpired
+from quire.errors import UNAVAILABLE, InvalidRequest, QuireError, ResultExpired
 from quire.openai.logprobs import compact
 from quire.openai.requests import parse_body
-from quire.openai.responses.call import Kept
+from quire.openai.responses.call import ID_PREFIX, Kept
 from quire.openai.responses.fields import read_fields
 from quire.openai.responses.resource import resource
 from quire.openai.responses.writing import written_response
-from service.gateway.answers import encode_parts
+from service.gateway.answers import Answer, encode_parts
 from service.gateway.callers import ApiKeys, Caller
 from service.gateway.complete_answers import CompleteAnswer
 from service.gateway.cursors import LAST_EVENT_ID
@@ -57,6 +59,8 @@ MAX_PAGE, DEFAULT_PAGE = 100, 20
 #: How long a cancellation waits until the worker has ended the response.
 CANCEL_SECONDS = 5.0
 
+_Result = TypeVar("_Result")
+
 _log = structlog.get_logger("service.gateway")
 
 
@@ -86,6 +90,21 @@ class _Ending:
     path: str | None = None
 
 
+class _ResponseId(Convertor[str]):
+    """The ids of responses in a path. Any other path below these is unknown, for every method."""
+
+    regex = f"{ID_PREFIX}[^/]*"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("response", _ResponseId())
+
+
 class Responses:
     """The handlers of one gateway. They hold no state."""
 
@@ -99,22 +118,17 @@ class Responses:
         admit = self._parts.admit
         return [
             self._route("POST", "", self._create, admit),
-            self._route("GET", "/{id}", self._retrieve, admit),
-            self._route("DELETE", "/{id}", self._delete, admit),
-            self._route("POST", "/{id}/cancel", self._cancel, admit),
-            self._route("GET", "/{id}/input_items", self._input_items, admit),
+            self._route("POST", "/input_tokens", self._count, admit),
+            self._route("GET", "/{id:response}", self._retrieve, admit),
+            self._route("DELETE", "/{id:response}", self._delete, admit),
+            self._route("POST", "/{id:response}/cancel", self._cancel, admit),
+            self._route("GET", "/{id:response}/input_items", self._input_items, admit),
         ]
 
     async def _create(self, request: Request) -> Response:
-        began, settings = monotonic(), self._parts.settings
+        began = monotonic()
         caller, options = self._caller(request), queue_options_of(request)
-        body = parse_body(
-            await body_of(
-                request,
-                max_bytes=settings.max_body_bytes,
-                timeout_seconds=settings.body_timeout_seconds,
-            )
-        )
+        body = await self._body_of(request)
         fields, _ = read_fields(body)
         submitted = await self._submitting.submit(body, fields, caller, options, request.state.held)
         kept, record = submitted.kept, submitted.record
@@ -134,6 +148,21 @@ class Responses:
             raises_failure=not fields.background,
             on_first_token=lambda: observe(monotonic() - began),
         )
+
+    async def _count(self, request: Request) -> Response:
+        caller, options = self._caller(request), queue_options_of(request)
+        body = await self._body_of(request)
+        fields, _ = read_fields(body)
+        for name in ("stream", "background"):
+            if getattr(fields, name):
+                raise InvalidRequest(f"body.{name}", "must be false: a number comes whole")
+        held = request.state.held
+        queue, record = await self._submitting.count(body, fields, caller, options, held)
+        answer = Answer(queue.client, record, closing=self._parts.lifecycle.closing)
+        ending = _Ending(queue, record, is_abandoned=True)
+        (end,) = await self._waited(request, answer.whole(), ending)
+        body = {"object": "response.input_tokens", "input_tokens": end.usage.prompt_tokens}
+        return await self._answer(record, body)
 
     async def _retrieve(self, request: Request) -> Response:
         found = await self._kept.find(request.path_params["id"], self._caller(request))
@@ -183,16 +212,30 @@ class Responses:
         self, request: Request, kept: Kept, ending: _Ending, *, raises_failure: bool = False
     ) -> Response:
         """The body at the end of the response."""
+        whole = self._kept.whole(ending.queue, kept, raises_failure=raises_failure)
+        return await self._answer(ending.record, await self._waited(request, whole, ending))
+
+    async def _waited(
+        self, request: Request, whole: Coroutine[Any, Any, _Result], ending: _Ending
+    ) -> _Result:
+        """What comes at the end, for as long as the caller is connected."""
         try:
-            whole = self._kept.whole(ending.queue, kept, raises_failure=raises_failure)
-            body = await while_connected(request.receive, whole)
+            return await while_connected(request.receive, whole)
         except HungUp:
             await self._hung_up(ending)
             raise
         except (QuireError, Refused) as error:
             log_reason(error)
             raise self._refused(ending, error) from error
-        return await self._answer(ending.record, body)
+
+    async def _body_of(self, request: Request) -> dict[str, Any]:
+        settings = self._parts.settings
+        data = await body_of(
+            request,
+            max_bytes=settings.max_body_bytes,
+            timeout_seconds=settings.body_timeout_seconds,
+        )
+        return parse_body(data)
 
     def _stream(
         self,

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.errors import InvalidRequest, QuireError, RequestFailed
@@ -31,6 +31,9 @@ from service.gateway.queues import Queues
 from service.gateway.refusals import Refused, key_reused
 from service.gateway.requests import QueueOptions, with_tier
 from service.gateway.responses.kept import KeptResponses
+
+#: The ids of requests that count tokens: this, and a random name.
+COUNT_PREFIX = "count_"
 
 #: Fields of a body that change how the answer is sent and not what is generated.
 _SENDING_FIELDS = ("stream", "stream_options")
@@ -92,6 +95,36 @@ class Submitting:
             data = await queue.client.kept(record.request_id)
             kept = kept if data is None else Kept.decode(data)
         return Submitted(queue, record, kept, fields.is_stored)
+
+    async def count(
+        self,
+        body: Mapping[str, Any],
+        fields: Fields,
+        caller: Caller,
+        options: QueueOptions,
+        held: ExitStack,
+    ) -> tuple[Queue, CallRecord]:
+        """Have a worker count the tokens of what a response would give to its model.
+
+        Nothing is generated or kept. Arguments and errors are those of `submit`.
+        """
+        name, digest = _identity(body, tenant=caller.tenant or DEFAULT_TENANT, key=None)
+        context: list[Mapping[str, Any]] = []
+        if fields.previous_response_id is not None:
+            context = await self._kept.context(fields.previous_response_id, caller)
+        target = await self._queues.target(fields.model, body.get("adapter"))
+        held.enter_context(target.admitted())
+        try:
+            described = call_of(target.body(body), name=name, context=context)
+            # For earlier versions, whose workers generate.
+            chat = {**described.chat, "max_completion_tokens": 1, "min_tokens": None}
+            request = OpenAIRequest("chat.completions", chat, digest)
+            record = CallRecord(f"{COUNT_PREFIX}{name}", "chat.completions", model=target.model)
+            call = Call(record, request, is_streamed=False, counts_only=True)
+            once = replace(with_tier(options, body), key=None)
+            return target.queue, await target.queue.submit(call, caller, once)
+        except InvalidRequest as error:
+            raise in_response(error) from None
 
     async def _found(self, response_id: str, digest: str, caller: Caller) -> Submitted | None:
         """The earlier response of a key; None without one. Refused if its call was different."""
