@@ -23,16 +23,7 @@ def refuse_if_never_servable(request: Request, config: EngineConfig) -> None:
         raise RequestRejected("prompt", "the prompt is empty")
     if request.adapter is not None and request.adapter not in config.adapters:
         raise RequestRejected("adapter", f"there is no adapter {request.adapter!r} here")
-    for field, token_ids in (
-        ("prompt", request.token_ids_between(0, request.num_tokens)),
-        ("allowed_token_ids", request.sampling.allowed_token_ids),
-        ("logit_bias", [token_id for token_id, _ in request.sampling.logit_bias]),
-        ("stop_token_ids", request.sampling.stop_token_ids),
-    ):
-        outside = next((id_ for id_ in token_ids if not 0 <= id_ < config.vocab_size), None)
-        if outside is not None:
-            message = f"token id {outside} is outside the vocabulary of {config.vocab_size}"
-            raise RequestRejected(field, message)
+    _refuse_unknown_tokens(request, config.vocab_size)
     scores = request.sampling.prompt_logprobs is not None
     if scores and not config.max_scored_tokens:
         raise RequestRejected("prompt_logprobs", "this engine computes none")
@@ -40,6 +31,26 @@ def refuse_if_never_servable(request: Request, config: EngineConfig) -> None:
         message = "this model makes " + ("vectors, no output" if config.pools else "no vectors")
         raise RequestRejected("kind", message)
     _refuse_if_too_long(request, config)
+
+
+def _refuse_unknown_tokens(request: Request, vocab_size: int) -> None:
+    """RequestRejected for the first token id that the model does not have.
+
+    The field is that of a member, for a bias that of its key. In a prompt, which may have hundreds
+    of thousands, it is the prompt.
+    """
+    sampling = request.sampling
+    for field, token_ids in (
+        ("prompt", request.token_ids_between(0, request.num_tokens)),
+        ("allowed_token_ids", sampling.allowed_token_ids),
+        ("logit_bias", [token_id for token_id, _ in sampling.logit_bias]),
+        ("stop_token_ids", sampling.stop_token_ids),
+    ):
+        for index, token_id in enumerate(token_ids):
+            if not 0 <= token_id < vocab_size:
+                member = {"prompt": "", "logit_bias": f".{token_id}"}.get(field, f".{index}")
+                message = f"token id {token_id} is outside the vocabulary of {vocab_size}"
+                raise RequestRejected(f"{field}{member}", message)
 
 
 def _refuse_if_too_long(request: Request, config: EngineConfig) -> None:

@@ -18,10 +18,10 @@ from quire.openai.likelihoods import (
     likelihood_form_of,
     must_have_likelihoods,
 )
+from quire.wire.body_fields import UNSUPPORTED, changes_nothing, why_refused
 from quire.wire.codec import is_token_ids
 from quire.wire.output import Completion
 from quire.wire.pooling import MAX_INPUTS
-from quire.wire.refusals import nearest
 
 #: What is asked for; empty for calls that are none of these.
 ScoreForm = Literal["", "score", "rerank", "classify"]
@@ -59,8 +59,9 @@ def scores_body(form: ScoreForm, body: Mapping[str, Any]) -> dict[str, Any]:
     """
     known = (*_OF_ALL, *_FIELDS[form])
     for name, value in body.items():
-        if name not in known and value is not None:
-            raise InvalidRequest(f"body.{name}", f"unknown field{nearest(name, known)}")
+        if name not in known and not changes_nothing(UNSUPPORTED["scores"], name, value):
+            reason = why_refused(UNSUPPORTED["scores"], name, known=known)
+            raise InvalidRequest(f"body.{name}", reason)
     fields = {name: body[name] for name in _OF_ALL if body.get(name) is not None}
     if form == "classify" and likelihood_form_of(body) is not None:
         inputs = _texts_or_ids(body)

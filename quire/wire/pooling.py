@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from quire.errors import InvalidRequest, ProtocolError
+from quire.wire.body_fields import UNSUPPORTED, changes_nothing, why_refused
 from quire.wire.codec import MAX_ARRAY_LENGTH, is_token_ids
-from quire.wire.refusals import nearest
 
 PooledKind = Literal["embeddings", "scores"]
 
@@ -91,9 +91,9 @@ def parse_pooling(
     """The text or token ids, and what is wanted of them. InvalidRequest as `body.<field>`."""
     known = (*_KNOWN_OF_ALL, *_KNOWN[kind])
     for name, value in body.items():
-        # A null means "the default" in OpenAI's bodies.
-        if name not in known and value is not None:
-            raise InvalidRequest(f"body.{name}", f"unknown field{nearest(name, known)}")
+        if name not in known and not changes_nothing(UNSUPPORTED[kind], name, value):
+            reason = why_refused(UNSUPPORTED[kind], name, known=known)
+            raise InvalidRequest(f"body.{name}", reason)
     dimensions = _number(body, "dimensions", least=1, most=MAX_DIMENSIONS)
     if body.get("encoding_format") not in (None, *ENCODING_FORMATS):
         raise InvalidRequest("body.encoding_format", f"must be {' or '.join(ENCODING_FORMATS)}")

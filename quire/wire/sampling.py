@@ -17,7 +17,13 @@ from pydantic_core.core_schema import ValidationInfo
 
 from quire.errors import InvalidRequest
 from quire.wire.adapters import named_adapter
-from quire.wire.body_fields import KNOWN_FIELDS, changes_nothing, check_options, why_refused
+from quire.wire.body_fields import (
+    KNOWN_FIELDS,
+    UNSUPPORTED,
+    changes_nothing,
+    check_options,
+    why_refused,
+)
 from quire.wire.chat_messages import checked_messages, template_settings_of
 from quire.wire.codec import MAX_ARRAY_LENGTH, MAX_TOKEN_ID, is_token_ids
 from quire.wire.constraints import (
@@ -33,7 +39,7 @@ from quire.wire.constraints import (
 )
 from quire.wire.logprobs import MAX_TOP_LOGPROBS, check_prompt_logprobs
 from quire.wire.pooling import PoolingParams, parse_pooling
-from quire.wire.refusals import path_of, reason_of
+from quire.wire.refusals import FaultWithin, path_of, reason_of
 from quire.wire.tools import ToolUse, template_arguments_of, tool_use_of
 
 #: The most stop strings, and the most characters of each: all are searched at every token.
@@ -50,6 +56,9 @@ MAX_LOGIT_BIAS = 100.0
 
 #: The most digits of a token id as a key. To convert far longer ones would take long.
 MAX_DIGITS = len(str(MAX_TOKEN_ID))
+
+#: The most characters of a wrong key that an error names.
+MAX_SHOWN_KEY = 64
 
 #: Beyond these, logits leave the range of single precision, and samples are noise.
 MAX_TEMPERATURE = 100.0
@@ -142,7 +151,7 @@ class SamplingParams(BaseModel):
         for key, bias in value.items():
             token_id = _token_id(key)
             if token_id in biases:
-                raise ValueError(f"names token {token_id} twice")
+                raise FaultWithin(str(token_id), "names this token twice")
             biases[token_id] = bias
         return biases
 
@@ -199,11 +208,12 @@ def _token_id(key: object) -> int:
     if isinstance(key, str):
         is_number = key.isascii() and key.isdigit() and len(key) <= MAX_DIGITS
         if not is_number or key != str(int(key)):
-            raise ValueError("every key must be a token id, in digits without leading zeros")
+            message = "is no token id in digits without leading zeros"
+            raise FaultWithin(key[:MAX_SHOWN_KEY], message)
         key = int(key)
     if type(key) is int and 0 <= key <= MAX_TOKEN_ID:
         return key
-    raise ValueError("every key must be a token id")
+    raise FaultWithin(str(key)[:MAX_SHOWN_KEY], "is no token id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +222,9 @@ class ParsedBody:
 
     `pooling` says which vector is wanted; None for an output.
     `tools`, `template_arguments` and `template_settings` are for the chat template.
-    Of the prompt's tokens, only the last `max_prompt_tokens` are kept; None keeps all. Requests
-    with another `cache_salt` do not share cached prefixes with this one.
+    Of the prompt's tokens, only the last `max_prompt_tokens` are kept, or the first ones if it
+    `keeps_beginning`; None keeps all. Requests with another `cache_salt` do not share cached
+    prefixes with this one.
     `model` may include the name of an adapter. Only a worker that serves the model can tell; see
     `quire.wire.adapters`.
     """
@@ -228,6 +239,7 @@ class ParsedBody:
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     template_settings: Mapping[str, Any] = field(default_factory=dict)
     max_prompt_tokens: int | None = None
+    keeps_beginning: bool = False
     cache_salt: str = ""
     pooling: PoolingParams | None = None
 
@@ -240,9 +252,10 @@ def parse_body(kind: Kind, body: Mapping[str, Any]) -> ParsedBody:
         return ParsedBody(prompt, None, SamplingParams(), model, adapter, pooling=pooling)
     subject = "messages" if kind == "chat.completions" else "prompt"
     known = KNOWN_FIELDS[kind] | SamplingParams.model_fields.keys()
+    others = UNSUPPORTED[kind]
     for name, value in body.items():
-        if name not in known and name != subject and not changes_nothing(kind, name, value):
-            reason = why_refused(kind, name, known=SamplingParams.model_fields)
+        if name not in known and name != subject and not changes_nothing(others, name, value):
+            reason = why_refused(others, name, known=SamplingParams.model_fields)
             raise InvalidRequest(f"body.{name}", reason)
     if body.get("n") not in (None, 1) or isinstance(body.get("n"), bool):
         raise InvalidRequest("body.n", "must be 1; each choice is a request of its own")
@@ -261,6 +274,7 @@ def parse_body(kind: Kind, body: Mapping[str, Any]) -> ParsedBody:
         model=model,
         adapter=named_adapter(body),
         max_prompt_tokens=body.get("truncate_prompt_tokens"),
+        keeps_beginning=body.get("truncation_side") == "right",
         cache_salt=body.get("cache_salt") or "",
     )
     if kind != "chat.completions":

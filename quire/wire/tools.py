@@ -7,7 +7,7 @@ not know how a model writes its calls.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,19 +36,15 @@ class ToolUse:
     `tools` are in OpenAI's form, as templates take them. `required` are the names of which one must
     be called: all of them, the one that the caller chose, or none. `is_parallel`: an output may
     have several calls. `strict` are the names of those whose arguments must be valid whenever they
-    are called; with `required`, all must be.
+    are called; with `required`, all must be. `strict_field` is the field that asks for the first of
+    them.
     """
 
     tools: tuple[Mapping[str, Any], ...]
     required: tuple[str, ...] = ()
     is_parallel: bool = True
     strict: tuple[str, ...] = ()
-
-    @property
-    def strict_field(self) -> str:
-        """The field that asks for valid arguments."""
-        index = self.names.index(self.strict[0])
-        return f"body.tools.{index}.function.strict"
+    strict_field: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -120,13 +116,20 @@ def tool_use_of(body: Mapping[str, Any]) -> ToolUse | None:
             raise InvalidRequest("body.tool_choice", "needs tools")
         return None
     names = _checked_names(tools)
-    required = _required(choice, names)
+    allowed, required = _chosen(choice, names)
     if choice == "none":
         return None
-    strict = () if required else tuple(_strict_names(tools))
+    told = {index: tool for index, tool in enumerate(tools) if tool["function"]["name"] in allowed}
+    strict = [index for index, tool in told.items() if tool["function"].get("strict")]
     # A function that is named is called once, as OpenAI and vLLM do, also if it is the only one.
-    is_parallel = parallel is not False and not isinstance(choice, Mapping)
-    return ToolUse(tuple(tools), required, is_parallel=is_parallel, strict=strict)
+    is_named = isinstance(choice, Mapping) and choice["type"] == "function"
+    return ToolUse(
+        tuple(told.values()),
+        required,
+        is_parallel=parallel is not False and not is_named,
+        strict=() if required else tuple(names[index] for index in strict),
+        strict_field=f"body.tools.{strict[0]}.function.strict" if strict else "",
+    )
 
 
 def template_arguments_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -185,24 +188,38 @@ def _checked_function(function: object, field: str) -> str:
     return name
 
 
-def _required(choice: object, names: Sequence[str]) -> tuple[str, ...]:
-    """The names of which one must be called."""
+def _chosen(choice: object, names: Sequence[str]) -> tuple[Sequence[str], tuple[str, ...]]:
+    """The names of the functions that the model is told of, and those of which one must be called.
+
+    InvalidRequest.
+    """
+    field = "body.tool_choice"
     if choice is None or (isinstance(choice, str) and choice in _CHOICES):
-        return tuple(names) if choice == "required" else ()
-    named = choice.get("function") if isinstance(choice, Mapping) else None
-    if not isinstance(choice, Mapping) or choice.get("type") != "function":
-        message = f"must be {', '.join(_CHOICES)}, or a function by its name"
-        raise InvalidRequest("body.tool_choice", message)
-    name = named.get("name") if isinstance(named, Mapping) else None
-    if name not in names:
-        raise InvalidRequest("body.tool_choice.function.name", "must be the name of one of tools")
-    return (str(name),)
+        return names, tuple(names) if choice == "required" else ()
+    kind = choice.get("type") if isinstance(choice, Mapping) else None
+    if not isinstance(choice, Mapping) or kind not in ("function", "allowed_tools"):
+        message = f"must be {', '.join(_CHOICES)}, a function by its name, or allowed_tools"
+        raise InvalidRequest(field, message)
+    if kind == "function":
+        return names, (_named(choice, names, field),)
+    field, given = f"{field}.allowed_tools", choice.get("allowed_tools")
+    mode = given.get("mode") if isinstance(given, Mapping) else None
+    if not isinstance(given, Mapping) or mode not in ("auto", "required"):
+        raise InvalidRequest(f"{field}.mode", "must be auto or required")
+    tools = given.get("tools")
+    if not isinstance(tools, list) or not 0 < len(tools) <= MAX_TOOLS:
+        raise InvalidRequest(f"{field}.tools", f"must be an array of 1 to {MAX_TOOLS} functions")
+    allowed = tuple(_named(one, names, f"{field}.tools.{index}") for index, one in enumerate(tools))
+    return allowed, tuple(dict.fromkeys(allowed)) if mode == "required" else ()
 
 
-def _strict_names(tools: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    for tool in tools:
-        if tool["function"].get("strict"):
-            yield tool["function"]["name"]
+def _named(given: object, names: Sequence[str], field: str) -> str:
+    """The name of a function of `names` in OpenAI's form. InvalidRequest."""
+    function = given.get("function") if isinstance(given, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str) or name not in names:
+        raise InvalidRequest(f"{field}.function.name", "must be the name of one of tools")
+    return name
 
 
 def _refuse_others(given: Mapping[Any, Any], known: frozenset[str] | set[str], field: str) -> None:

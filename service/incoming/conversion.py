@@ -26,7 +26,6 @@ from service.outgoing.completions import Origin
 from service.outgoing.delivery import Delivery
 from service.settings.config import Settings
 
-
 #: The most tokens of the output of a request without `max_tokens`, to earlier versions. One that
 #: such a version has submitted keeps this meaning.
 EARLIER_DEFAULT = 256
@@ -71,7 +70,8 @@ def engine_request(
         raise adapter.refusal(served.adapters)
     prompt_ids, pooling, opening, choice_from = _prompt_of(request, body, delivery, served)
     if body.max_prompt_tokens is not None:
-        prompt_ids = prompt_ids[-body.max_prompt_tokens :]
+        most = body.max_prompt_tokens
+        prompt_ids = prompt_ids[:most] if body.keeps_beginning else prompt_ids[-most:]
     max_tokens = 1
     if pooling is None:
         left = served.engine.config.max_model_len - len(prompt_ids)

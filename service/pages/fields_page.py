@@ -4,13 +4,21 @@ import json
 import sys
 
 from quire.openai.prompts import ANSWERED
-from quire.wire.body_fields import KNOWN_FIELDS, UNSUPPORTED
+from quire.wire.body_fields import KNOWN_FIELDS, UNSUPPORTED, UNSUPPORTED_IN_RESPONSES
 
-#: The kinds of calls, as the columns of the tables name them.
+#: The kinds of calls with fields of their own, as the tables name them.
 CALLS = {"chat.completions": "chats", "completions": "completions"}
 
 #: The fields that are taken, by the kind of the call.
 KNOWN = {kind: KNOWN_FIELDS[kind] | ANSWERED.get(kind, frozenset()) for kind in CALLS}
+
+#: The fields that are refused, by the name of the call.
+REFUSED = {
+    **{call: UNSUPPORTED[kind] for kind, call in CALLS.items()},
+    "responses": UNSUPPORTED_IN_RESPONSES,
+    "embeddings": UNSUPPORTED["embeddings"],
+    "scores": UNSUPPORTED["scores"],
+}
 
 #: What each field means that is taken and is no sampling parameter.
 TAKEN = {
@@ -47,6 +55,7 @@ TAKEN = {
     "tools": "see [tool calls](../how-to/tools.md)",
     "top_logprobs": "how many alternatives each log-probability has",
     "truncate_prompt_tokens": "only so many tokens of the end of the prompt are kept",
+    "truncation_side": "`right`: of its beginning; `left` is the default",
     "user": "ignored",
 }
 
@@ -62,6 +71,8 @@ def render_markdown() -> str:
         "has the fields of OpenAI's API, many of vLLM's, and all",
         "[sampling parameters](sampling-parameters.md). OpenAI's client sends the others as",
         "`extra_body`. A field that is `null` counts as left out. An unknown field is refused.",
+        "Other pages have the fields that [responses](../how-to/responses.md#fields) and",
+        "[vectors](vectors.md) take.",
         "",
         "## Taken, besides the sampling parameters",
         "",
@@ -77,11 +88,12 @@ def render_markdown() -> str:
         "| field | of | values that are ignored | any other value |",
         "|---|---|---|---|",
     ]
-    for name in sorted({name for kind in CALLS for name in UNSUPPORTED[kind]}):
+    taken_by = {call: KNOWN[kind] for kind, call in CALLS.items()}
+    for name in sorted({name for fields in REFUSED.values() for name in fields}):
         rows: dict[tuple[str, str], list[str]] = {}
-        for kind, call in CALLS.items():
-            field = UNSUPPORTED[kind].get(name)
-            if field is not None and name not in KNOWN[kind]:
+        for call, fields in REFUSED.items():
+            field = fields.get(name)
+            if field is not None and name not in taken_by.get(call, ()):
                 values = ", ".join(f"`{json.dumps(value)}`" for value in field.harmless)
                 rows.setdefault((values, field.reason), []).append(call)
         for (values, reason), calls in rows.items():

@@ -39,8 +39,8 @@ def test_a_request_generates_what_its_runner_says_token_by_token():
         (make_request(prompt=[1, 1000]), "prompt"),
         (make_request(prompt=[-1]), "prompt"),
         (make_request(prompt=256), "prompt"),
-        (make_request(allowed_token_ids=(1, 1000)), "allowed_token_ids"),
-        (make_request(logit_bias=((1000, 5.0),)), "logit_bias"),
+        (make_request(allowed_token_ids=(1, 1000)), "allowed_token_ids.1"),
+        (make_request(logit_bias=((7, 1.0), (1000, 5.0))), "logit_bias.1000"),
         (make_request(adapter="unheard"), "adapter"),
     ],
     ids=[

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, Strict, StrictBool, StrictStr, field_validator
 
 from quire.errors import InvalidRequest
+from quire.wire.body_fields import UNSUPPORTED_IN_RESPONSES, changes_nothing, why_refused
 from quire.wire.logprobs import MAX_TOP_LOGPROBS
 from quire.wire.refusals import FaultWithin
 from quire.wire.sampling import SamplingParams, validated
@@ -30,18 +31,10 @@ _INCLUDES = (LOGPROBS, "reasoning.encrypted_content")
 
 #: Quire's own fields, which a chat has under the same names.
 _PASSED = frozenset(
-    {*SamplingParams.model_fields, "chat_template_kwargs", "adapter"}
-    - {"max_tokens", "logprobs", "json_schema", "json_object"}
-)
-
-#: Fields of OpenAI's API whose features Quire does not have. Null is accepted.
-_NOT_SUPPORTED = (
-    "conversation",
-    "prompt",
-    "prompt_cache_retention",
-    "context_management",
-    # Quire's, but a response has no place for them.
-    "prompt_logprobs",
+    {*SamplingParams.model_fields, "chat_template_kwargs", "adapter"}.union(
+        {"cache_salt", "structured_outputs"}
+    )
+    - {"max_tokens", "logprobs", "prompt_logprobs", "json_schema", "json_object"}
 )
 
 #: The path of a field in a chat -> its path in a body of this API; the longest beginning counts.
@@ -150,9 +143,10 @@ def read_fields(body: Mapping[str, Any]) -> tuple[Fields, dict[str, Any]]:
     own: dict[str, Any] = {}
     passed: dict[str, Any] = {}
     for name, value in body.items():
-        if name in _NOT_SUPPORTED:
-            if value is not None:
-                raise InvalidRequest(f"body.{name}", "is not supported: leave it out")
+        if name in UNSUPPORTED_IN_RESPONSES:
+            if not changes_nothing(UNSUPPORTED_IN_RESPONSES, name, value):
+                reason = why_refused(UNSUPPORTED_IN_RESPONSES, name, known=())
+                raise InvalidRequest(f"body.{name}", reason)
         elif name in _PASSED:
             passed[name] = value
         else:

@@ -29,18 +29,16 @@ class Functions:
 def functions_of(tools: object, choice: object, *, is_parallel: bool) -> Functions:
     """The functions of a body. InvalidRequest."""
     shown = _shown(tools)
-    allowed, mode = _chosen(choice, [tool["name"] for tool in shown])
+    chosen = _chosen(choice, [tool["name"] for tool in shown])
     if not shown:
-        if mode not in ("auto", "none"):
+        if chosen not in ("auto", "none"):
             raise InvalidRequest("body.tool_choice", "needs tools")
-        return Functions((), mode, {})
+        return Functions((), chosen, {})
     chat: dict[str, Any] = {
-        "tools": [_of_chat(tool) for tool in shown if tool["name"] in allowed],
-        "tool_choice": mode,
+        "tools": [_of_chat(tool) for tool in shown],
+        "tool_choice": chosen,
         "parallel_tool_calls": is_parallel,
     }
-    if isinstance(choice, Mapping) and choice.get("type") == "function":
-        chat["tool_choice"] = {"type": "function", "function": {"name": choice.get("name")}}
     return Functions(shown, choice if choice is not None else "auto", chat)
 
 
@@ -70,13 +68,13 @@ def _of_chat(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _chosen(choice: object, names: Sequence[str]) -> tuple[Sequence[str], str]:
-    """The functions that the model is told of, and the mode. InvalidRequest."""
+def _chosen(choice: object, names: Sequence[str]) -> Any:
+    """The `tool_choice` of the chat. InvalidRequest."""
     field = "body.tool_choice"
     if choice is None:
-        return names, "auto"
+        return "auto"
     if isinstance(choice, str) and choice in _MODES:
-        return names, choice
+        return choice
     kind = choice.get("type") if isinstance(choice, Mapping) else None
     if not isinstance(choice, Mapping) or kind not in ("function", "allowed_tools"):
         message = f"must be {', '.join(_MODES)}, a function or allowed_tools"
@@ -84,17 +82,21 @@ def _chosen(choice: object, names: Sequence[str]) -> tuple[Sequence[str], str]:
     if kind == "function":
         if choice.get("name") not in names:
             raise InvalidRequest(f"{field}.name", "must be the name of one of tools")
-        return names, "required"
+        return _by_name(choice["name"])
     mode, allowed = choice.get("mode"), choice.get("tools")
     if mode not in ("auto", "required"):
         raise InvalidRequest(f"{field}.mode", "must be auto or required")
     if not isinstance(allowed, list) or not 0 < len(allowed) <= MAX_TOOLS:
         raise InvalidRequest(f"{field}.tools", f"must be an array of 1 to {MAX_TOOLS} functions")
-    found: list[str] = []
+    found = []
     for index, one in enumerate(allowed):
         name = one.get("name") if isinstance(one, Mapping) else None
         if not isinstance(name, str) or name not in names:
             message = "must be the name of one of tools"
             raise InvalidRequest(f"{field}.tools.{index}.name", message)
-        found.append(name)
-    return found, str(mode)
+        found.append(_by_name(name))
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": found}}
+
+
+def _by_name(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}

@@ -1,12 +1,15 @@
 """The fields that OpenAI's and vLLM's callers send: each is taken, ignored, or refused by name."""
 
 import json
+import re
 from typing import Any
 
 import pytest
 
 from quire.errors import InvalidRequest
-from quire.wire.body_fields import KNOWN_FIELDS, UNSUPPORTED
+from quire.openai.responses.call import call_of
+from quire.openai.responses.fields import read_fields
+from quire.wire.body_fields import KNOWN_FIELDS, UNSUPPORTED, UNSUPPORTED_IN_RESPONSES
 from quire.wire.sampling import ParsedBody, parse_body
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
@@ -121,7 +124,8 @@ def test_wrong_settings_of_the_template_are_refused_by_their_path(
     ("name", "good", "bad"),
     [
         ("truncate_prompt_tokens", [1, 9], [0, -1, True, 1.5, "1", 1 << 40]),
-        ("cache_salt", ["a"], ["", "x" * 257, 1]),
+        ("cache_salt", ["a"], ["", "x" * 1025, 1]),
+        ("truncation_side", ["left", "right"], ["middle", 1, ["left"]]),
         ("return_token_ids", [True, False], [1, "yes"]),
         ("service_tier", ["auto", "default", "flex", "priority"], ["scale", 1, []]),
     ],
@@ -153,5 +157,81 @@ def test_a_field_that_is_not_supported_is_ignored_only_with_a_value_without_effe
 
 
 def test_no_field_is_both_taken_and_refused() -> None:
-    for kind, unsupported in UNSUPPORTED.items():
-        assert not KNOWN_FIELDS[kind] & unsupported.keys()
+    for kind, known in KNOWN_FIELDS.items():
+        assert not known & UNSUPPORTED[kind].keys()
+
+
+def test_a_field_of_vectors_that_is_not_supported_is_ignored_only_without_effect() -> None:
+    for name, field in UNSUPPORTED["embeddings"].items():
+        for value in (None, *field.harmless):
+            parse_body("embeddings", {"input": "x", name: value})
+        with pytest.raises(InvalidRequest, match=re.escape(field.reason)) as caught:
+            parse_body("embeddings", {"input": "x", name: {"another": "value"}})
+        assert caught.value.field == f"body.{name}"
+
+
+def test_a_field_of_responses_that_is_not_supported_is_ignored_only_without_effect() -> None:
+    for name, field in UNSUPPORTED_IN_RESPONSES.items():
+        for value in (None, *field.harmless):
+            read_fields({"input": "x", name: value})
+        with pytest.raises(InvalidRequest, match=re.escape(field.reason)) as caught:
+            read_fields({"input": "x", name: {"another": "value"}})
+        assert caught.value.field == f"body.{name}"
+
+
+#: The fields of vLLM's requests for a generation.
+GENERATION = """
+    model frequency_penalty logit_bias logprobs max_tokens n presence_penalty response_format seed
+    stop stream stream_options temperature top_p user use_beam_search top_k min_p watermarking
+    repetition_penalty length_penalty stop_token_ids include_stop_str_in_output ignore_eos
+    min_tokens skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens bad_words
+    truncation_side prompt_logprobs logprob_token_ids allowed_token_ids echo add_special_tokens
+    structured_outputs priority request_id session_id return_tokens_as_token_ids return_token_ids
+    routed_experts_prompt_start return_token_offsets return_mm_kwargs cache_salt kv_transfer_params
+    ec_transfer_params vllm_xargs repetition_detection thinking_token_budget stream_interval
+    guided_json guided_regex guided_choice guided_grammar structural_tag guided_decoding_backend
+    guided_whitespace_pattern logits_processors
+"""
+#: All of them, by the kind of the call.
+OF_VLLM = {
+    "completions": f"{GENERATION} suffix prompt_embeds best_of",
+    "chat.completions": f"""{GENERATION}
+        top_logprobs max_completion_tokens tools tool_choice parallel_tool_calls reasoning_effort
+        include_reasoning add_generation_prompt continue_final_message documents chat_template
+        chat_template_kwargs media_io_kwargs mm_processor_kwargs return_prompt_text
+    """,
+    "embeddings": """
+        model user input encoding_format dimensions truncate_prompt_tokens padding truncation_side
+        request_id priority mm_processor_kwargs cache_salt add_special_tokens messages chat_template
+        add_generation_prompt continue_final_message chat_template_kwargs media_io_kwargs normalize
+        embed_dtype endianness use_activation
+    """,
+    "responses": """
+        background include input instructions max_output_tokens max_tool_calls metadata model
+        logit_bias parallel_tool_calls previous_response_id prompt reasoning service_tier store
+        stream temperature text tool_choice tools top_logprobs top_p top_k truncation user
+        skip_special_tokens include_stop_str_in_output prompt_cache_key request_id priority
+        mm_processor_kwargs cache_salt enable_response_messages previous_input_messages
+        previous_response structured_outputs repetition_penalty seed stop ignore_eos vllm_xargs
+    """,
+}
+
+
+def told_of(kind: Any, name: str) -> str:
+    """What the check of a body says of a field with a value that no field can have."""
+    body = SUBJECTS.get(kind, {"input": "x"}) | {name: object()}
+    try:
+        if kind == "responses":
+            call_of(body, name="r")
+        else:
+            parse_body(kind, body)
+    except InvalidRequest as error:
+        return error.message
+    return ""
+
+
+@pytest.mark.parametrize("kind", OF_VLLM)
+def test_no_field_of_vllm_is_unknown(kind: str) -> None:
+    told = {name: told_of(kind, name) for name in OF_VLLM[kind].split()}
+    assert not [name for name, message in told.items() if "unknown" in message]
+    assert "unknown" in told_of(kind, "surprise")

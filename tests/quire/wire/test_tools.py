@@ -39,6 +39,11 @@ def function(name: str, **fields: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **fields}}
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [function(name) for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 WEATHER, FORESTS = function("weather", parameters=CITY), function("plant", parameters=TREE)
 NOW = function("now", description="The time.")
 CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
@@ -64,7 +69,14 @@ def parsed(**fields: Any) -> ParsedBody:
         ({"tools": [function("f", strict="yes")]}, "tools.0.function.strict"),
         ({"tools": [function("f", returns={})]}, "tools.0.function.returns"),
         ({"tools": [NOW], "tool_choice": "any"}, "tool_choice"),
-        ({"tools": [NOW], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        ({"tools": [NOW], "tool_choice": {"type": "custom"}}, "tool_choice"),
+        ({"tools": [NOW], "tool_choice": {"type": "allowed_tools"}},
+         "tool_choice.allowed_tools.mode"),
+        ({"tools": [NOW], "tool_choice": allowed("none", "now")}, "tool_choice.allowed_tools.mode"),
+        ({"tools": [NOW], "tool_choice": allowed("auto")}, "tool_choice.allowed_tools.tools"),
+        ({"tools": [NOW], "tool_choice": allowed("auto", "now", "later")},
+         "tool_choice.allowed_tools.tools.1.function.name"),
+        ({"tool_choice": allowed("auto", "now")}, "tool_choice"),
         ({"tools": [NOW], "tool_choice": function("later")}, "tool_choice.function.name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [NOW], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
@@ -298,3 +310,19 @@ def test_a_client_passes_functions_with_its_messages() -> None:
 def test_functions_need_messages() -> None:
     with pytest.raises(InvalidRequest, match="tools: needs messages"):
         build_request({"prompt": "x", "tools": [WEATHER]}, tenant="t", now_ms=None)
+
+
+def test_only_allowed_functions_are_told_and_called() -> None:
+    tools = [WEATHER, function("plant", parameters=TREE, strict=True), NOW]
+    use = parsed(tools=tools, tool_choice=allowed("auto", "now", "plant")).tools
+    assert use is not None
+    assert (use.names, use.required, use.is_parallel) == (("plant", "now"), (), True)
+    # The field is that of the caller's list.
+    assert (use.strict, use.strict_field) == (("plant",), "body.tools.1.function.strict")
+    body = parsed(tools=tools, tool_choice=allowed("required", "now", "now"))
+    assert body.tools is not None and body.tools.required == ("now",)
+    assert body.constraint is not None and body.constraint.kind == "json_schema"
+    called = [{"name": "now", "arguments": {}}]
+    jsonschema.validate(called, body.constraint.value)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate([{"name": "plant", "arguments": {}}], body.constraint.value)

@@ -167,7 +167,10 @@ def test_a_trace_that_is_none_is_ignored(gateway, fake):
         (COMPLETIONS, b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}", "seed"),
         (COMPLETIONS, b'{"prompt": "x", "prompt": "y"}', "prompt"),
         (COMPLETIONS, b'{"prompt": "x", "logit_bias": {"52": 1, "52": 2}}', "logit_bias.52"),
-        (COMPLETIONS, b'{"prompt": "x", "logit_bias": {"052": 1, "52": 2}}', "logit_bias"),
+        (COMPLETIONS, b'{"prompt": "x", "logit_bias": {"052": 1, "52": 2}}', "logit_bias.052"),
+        (COMPLETIONS, b'{"prompt": "x", "logit_bias": {"9999999999": 1}}', "logit_bias.9999999999"),
+        (COMPLETIONS, {"prompt": "x", "logit_bias": {"7" * 900: 1}}, f"logit_bias.{'7' * 64}"),
+        (COMPLETIONS, {"prompt": "x", "logit_bias": {"52": 101}}, "logit_bias.52"),
         (COMPLETIONS, {"prompt": "x", "max_completion_tokens": 0}, "max_completion_tokens"),
         (
             CHAT,

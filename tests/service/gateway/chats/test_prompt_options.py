@@ -27,6 +27,15 @@ def test_a_text_is_cut_by_its_tokens(queue: Queue) -> None:
     assert BOS_ID not in kept
 
 
+def test_the_beginning_is_kept_if_the_other_side_is_cut(queue: Queue) -> None:
+    sides = {"right": PROMPT[:30], "left": PROMPT[-30:]}
+    with WorkerThread(queue.settings()):
+        for side, kept in sides.items():
+            cut = {"truncate_prompt_tokens": 30, "truncation_side": side}
+            request_id = queue.submit(PROMPT, kind="completions", **cut)
+            assert queue.result(request_id).token_ids == expected_tokens(kept, max_tokens=8)
+
+
 def test_requests_share_cached_prefixes_only_with_the_same_salt(queue: Queue) -> None:
     cached = []
     with WorkerThread(queue.settings()):
