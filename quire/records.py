@@ -124,11 +124,16 @@ class Execution:
 
 @dataclass(frozen=True, slots=True)
 class TopLogprob:
-    """One of the likeliest tokens at an index: its natural log-probability, and its text."""
+    """One of the likeliest tokens at an index: its natural log-probability, and its text.
+
+    `raw` are its bytes if `text` has U+FFFD, as they may be a part of a character; empty if the
+    worker does not know them.
+    """
 
     token_id: int
     logprob: float
     text: str
+    raw: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +143,14 @@ class TokenLogprob:
     The numbers are the model's own: they are computed in single precision from the unchanged
     logits, before temperature, penalties, biases and every other parameter. So the sampled token
     may be missing from `top`. `text` is the text of this token alone, as it is after other text;
-    bytes of an incomplete character show as U+FFFD.
+    bytes of an incomplete character show as U+FFFD. `raw` is as that of TopLogprob.
     """
 
     token_id: int
     logprob: float
     text: str
     top: tuple[TopLogprob, ...] = ()
+    raw: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +158,14 @@ class PromptToken:
     """A token of the prompt, how likely the model found it there, and the likeliest at its index.
 
     `logprob` is None for the first token, as there is nothing before it; it has no `top` either.
-    Numbers and `text` are as those of TokenLogprob.
+    Numbers, `text` and `raw` are as those of TokenLogprob.
     """
 
     token_id: int
     logprob: float | None
     text: str
     top: tuple[TopLogprob, ...] = ()
+    raw: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +202,10 @@ class TerminalRecord:
     logprobs: tuple[TokenLogprob, ...] = ()
     #: One for each token of the prompt if the request has `prompt_logprobs`, else none.
     prompt_tokens: tuple[PromptToken, ...] = ()
+    #: The ids of the prompt if the request has `return_token_ids` or `prompt_logprobs`, else none.
+    prompt_token_ids: tuple[int, ...] = ()
+    #: That of the engine that ended it, with the adapter; empty without one, or of older versions.
+    fingerprint: str = ""
     #: The vector of a request for an embedding or for scores: float32, little-endian.
     vector: bytes = b""
     #: The model's name of the class with the largest score; empty without scores.

@@ -289,7 +289,7 @@ def to_json(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Converts to JSON's types: records to maps, enums to names, bytes to text.
+    """Converts to JSON's types: records to maps, enums to names, bytes to text, `raw` to numbers.
 
     NaN and Infinity become null: metadata and log-probabilities of a message may contain them.
     """
@@ -297,7 +297,8 @@ def plain(value: Any) -> Any:
         return value.name.lower()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = dataclasses.fields(value)
-        return {field.name: plain(getattr(value, field.name)) for field in fields}
+        values = {field.name: getattr(value, field.name) for field in fields}
+        return {name: [*one] if name == "raw" else plain(one) for name, one in values.items()}
     if isinstance(value, Mapping):
         return {str(plain(key)): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

@@ -203,6 +203,7 @@ def joined(completion: Completion, chunks: Sequence[TokenChunk]) -> Completion:
         text_ends=tuple(ends) if len(ends) == len(token_ids) else (),
         logprobs=tuple(one for chunk in chunks for one in chunk.logprobs),
         prompt_tokens=chunks[0].prompt_tokens if chunks else (),
+        prompt_token_ids=chunks[0].prompt_token_ids if chunks else (),
     )
 
 

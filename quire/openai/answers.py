@@ -102,8 +102,9 @@ def response(
         for index, completion in enumerate(completions)
     ]
     usage = usage_of(completions, num_prompts=num_prompts, reasoning=counts)
-    prompt: dict[str, Any] = filled(_of_chat_prompt(heading, completions[0]))
-    return heading.fields(is_piece=False) | {"choices": choices, "usage": usage} | prompt
+    prompt: dict[str, Any] = filled(_of_prompt(heading, completions[0], of_chat=True))
+    whole = {"choices": choices, "usage": usage} | _fingerprint(completions[0]) | prompt
+    return heading.fields(is_piece=False) | whole
 
 
 def written_response(
@@ -127,8 +128,8 @@ def written_response(
         yield "," if index else ""
         yield from written(_choice(heading, index, completion, counts, kept=kept[index]))
     usage = usage_of(completions, num_prompts=num_prompts, reasoning=counts)
-    yield f'],"usage":{compact(usage)}'
-    for name, tokens in _of_chat_prompt(heading, completions[0]).items():
+    yield f'],"usage":{compact(usage)},{compact(_fingerprint(completions[0]))[1:-1]}'
+    for name, tokens in _of_prompt(heading, completions[0], of_chat=True).items():
         yield f',"{name}":'
         yield from written(tokens)
     yield "}"
@@ -215,7 +216,8 @@ def ending(
     choice = _delta(heading, index, tail)
     if heading.is_chat and not tail:
         choice["delta"] = {}
-    return _piece(heading, choice | {"finish_reason": _finish_reason(heading, completion)})
+    choice["finish_reason"] = _finish_reason(heading, completion)
+    return _piece(heading, choice) | _fingerprint(completion)
 
 
 def piece_in_parts(
@@ -228,7 +230,7 @@ def piece_in_parts(
     delta = message.delta(chunk.text, chunk.text_ends)
     if not delta and message.is_plain:
         delta = {"content": ""}
-    if not delta and not (chunk.logprobs or chunk.prompt_tokens) and not heading.has_token_ids:
+    if not delta and not (chunk.logprobs or chunk.told_prompt) and not heading.has_token_ids:
         return None
     choice = _delta(heading, index, "") | {"delta": delta} | _logprobs(heading, chunk)
     return _first_piece(heading, index, chunk, choice | _token_ids(heading, chunk))
@@ -241,7 +243,23 @@ def ending_in_parts(
     delta, stop = message.last_delta(completion.tail), _finish_reason(heading, completion)
     if message.has_calls and completion.finish_reason is not FinishReason.LENGTH:
         stop = CALLED
-    return _piece(heading, _delta(heading, index, "") | {"delta": delta, "finish_reason": stop})
+    choice = _delta(heading, index, "") | {"delta": delta, "finish_reason": stop}
+    return _piece(heading, choice) | _fingerprint(completion)
+
+
+def usage_so_far(prompts: Sequence[int], num_generated: int) -> dict[str, Any] | None:
+    """The usage in an event of a stream: the tokens of the prompts that are known, and of outputs.
+
+    None while no prompt is known.
+    """
+    if not prompts:
+        return None
+    num_prompt = sum(prompts)
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_generated,
+        "total_tokens": num_prompt + num_generated,
+    }
 
 
 def usage_piece(
@@ -264,10 +282,10 @@ def _first_piece(
     heading: Heading, index: int, chunk: TokenChunk, choice: dict[str, Any]
 ) -> dict[str, Any]:
     """The event of a choice; of a chat, that of the first token has the prompt once."""
-    if not chunk.prompt_tokens:
+    if not chunk.prompt_token_ids:
         return _piece(heading, filled(choice))
-    event = _piece(heading, choice | _of_choice_prompt(heading, chunk))
-    return event | ({} if index else _of_chat_prompt(heading, chunk))
+    event = _piece(heading, choice | _of_prompt(heading, chunk, of_chat=False))
+    return event | ({} if index else _of_prompt(heading, chunk, of_chat=True))
 
 
 def _delta(heading: Heading, index: int, text: str, **more: str) -> dict[str, Any]:
@@ -321,7 +339,8 @@ def _choice(
     else:
         text = "" if heading.prompt.is_alone else completion.text
         choice["text"] = heading.prompt.text(kept, completion.prompt_tokens) + text
-    return choice | _token_ids(heading, completion) | _of_choice_prompt(heading, completion)
+    prompt = _of_prompt(heading, completion, of_chat=False)
+    return choice | _token_ids(heading, completion) | prompt
 
 
 def _token_ids(heading: Heading, output: Completion | TokenChunk) -> dict[str, Any]:
@@ -341,21 +360,31 @@ def _logprobs(
     before = output.prompt_tokens if heading.prompt.is_echoed else ()
     after = () if heading.prompt.is_alone else output.logprobs
     echoed = kept if before and heading.prompt.is_kept else None
-    return {"logprobs": columns_of_completion((*before, *after), echoed=echoed)}
+    columns = columns_of_completion((*before, *after), echoed=echoed, ends=output.text_ends)
+    return {"logprobs": columns}
 
 
-def _of_choice_prompt(heading: Heading, output: Completion | TokenChunk) -> dict[str, Any]:
-    """The log-probabilities of the prompt as a field of a choice, where completions have them."""
-    if heading.is_chat or not heading.prompt.has_logprobs:
+def _of_prompt(
+    heading: Heading, output: Completion | TokenChunk, *, of_chat: bool
+) -> dict[str, Any]:
+    """What is told of a prompt: of completions with each choice, of a chat once with the answer.
+
+    Empty if this place is that of the other kind. The ids are null if the log does not have them:
+    its worker was of an earlier version.
+    """
+    if heading.is_chat is not of_chat:
         return {}
-    return {"prompt_logprobs": columns_of_prompt(output.prompt_tokens)}
+    told: dict[str, Any] = {}
+    if heading.prompt.has_logprobs:
+        told["prompt_logprobs"] = columns_of_prompt(output.prompt_tokens)
+    if heading.has_token_ids:
+        told["prompt_token_ids"] = list(output.prompt_token_ids) or None
+    return told
 
 
-def _of_chat_prompt(heading: Heading, output: Completion | TokenChunk) -> dict[str, Any]:
-    """The same as a field of the answer, where chats have them: all choices have one prompt."""
-    if not heading.is_chat or not heading.prompt.has_logprobs:
-        return {}
-    return {"prompt_logprobs": columns_of_prompt(output.prompt_tokens)}
+def _fingerprint(completion: Completion) -> dict[str, Any]:
+    """The engine that ended an output; null if no engine did, or one of an earlier version."""
+    return {"system_fingerprint": completion.fingerprint or None}
 
 
 def _finish_reason(heading: Heading, completion: Completion) -> str:

@@ -7,17 +7,15 @@ as iterators, and `written` encodes them in parts: a gateway can serve other req
 from __future__ import annotations
 
 import json
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
 from typing import Any
 
-from quire.wire.logprobs import PromptToken, TokenLogprob, TopLogprob
+from quire.wire.logprobs import REPLACEMENT, PromptToken, TokenLogprob, TopLogprob
 
 #: Replaces all lower values: JSON has no infinity, and this is the lowest value of OpenAI's API.
 MIN_LOGPROB = -9999.0
-
-#: The character that decoding puts in place of invalid bytes.
-REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 #: Tokens in one part: about two milliseconds of work with the largest `logprobs`.
 TOKENS_PER_PART = 16
@@ -38,15 +36,19 @@ def of_chat(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
 
 
 def of_completion(
-    tokens: Sequence[TokenLogprob | PromptToken], *, echoed: str | None = None
+    tokens: Sequence[TokenLogprob | PromptToken],
+    *,
+    echoed: str | None = None,
+    ends: Sequence[int] = (),
 ) -> dict[str, Any]:
     """The field `logprobs` of a choice of a completion, with the tokens of an echoed prompt first.
 
     Its maps use the text of a token as the key. The sampled token is always included. If several
-    tokens have the same text, the likeliest is kept. The first token of a prompt has nulls.
-    `echoed` is the text of that prompt, if it is not that of its tokens one by one.
+    tokens have the same text, the likeliest is kept; a part of a character is shown by its bytes.
+    The first token of a prompt has nulls. `echoed` is the text of that prompt, if it is not that of
+    its tokens. `ends` are the lengths of the text after each token of the output, if known.
     """
-    columns = columns_of_completion(tokens, echoed=echoed)
+    columns = columns_of_completion(tokens, echoed=echoed, ends=ends)
     return filled(columns)  # type: ignore[no-any-return]
 
 
@@ -57,41 +59,58 @@ def columns_of_chat(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
 
 
 def columns_of_completion(
-    tokens: Sequence[TokenLogprob | PromptToken], *, echoed: str | None = None
+    tokens: Sequence[TokenLogprob | PromptToken],
+    *,
+    echoed: str | None = None,
+    ends: Sequence[int] = (),
 ) -> dict[str, Any]:
     """The same as `of_completion`, with an iterator in the place of each list."""
-    if echoed is None:
-        offsets: Iterator[int] = accumulate((len(one.text) for one in tokens), initial=0)
-    else:
-        offsets = _offsets_after(echoed, tokens)
+    before = texts_of([one for one in tokens if isinstance(one, PromptToken)])
+    after = [one for one in tokens if not isinstance(one, PromptToken)]
+    length = len(echoed) if echoed is not None else sum(map(len, before))
+    ends = ends if len(ends) == len(after) else [*accumulate(map(len, texts_of(after)))]
+    offsets = chain(
+        _starts(before) if echoed is None else _places(echoed, before),
+        (length + end for end in chain([0], ends)),
+    )
     return {
-        "tokens": (one.text for one in tokens),
+        "tokens": map(_key, tokens),
         "token_logprobs": map(_number, tokens),
         "top_logprobs": map(_by_text, tokens),
         "text_offset": islice(offsets, len(tokens)),
     }
 
 
-def _offsets_after(prompt: str, tokens: Sequence[TokenLogprob | PromptToken]) -> Iterator[int]:
-    """Where the text of each token begins, first in the prompt, then behind it.
+def texts_of(tokens: Sequence[TokenLogprob | PromptToken]) -> list[str]:
+    """What each token adds to the text: the last part of a character adds the character."""
+    decode = getincrementaldecoder("utf-8")("replace").decode
+    texts = [decode(one.raw or one.text.encode()) for one in tokens]
+    if texts:
+        texts[-1] += decode(b"", final=True)
+    return texts
+
+
+def _starts(texts: Sequence[str]) -> Iterator[int]:
+    """Where each text begins in all of them together."""
+    return islice(accumulate(map(len, texts), initial=0), len(texts))
+
+
+def _places(prompt: str, texts: Sequence[str]) -> Iterator[int]:
+    """Where the text of each token begins in the prompt.
 
     A token that is not in the text of the prompt, such as one for its beginning or a part of a
     character, begins where the next one does, or the last one that is.
     """
     place = skipped = 0
-    output = len(prompt)
-    for one in tokens:
-        if not isinstance(one, PromptToken):
-            yield output
-            output += len(one.text)
-            continue
-        found = prompt.find(one.text, place, place + skipped + len(one.text))
+    for text in texts:
+        found = prompt.find(text, place, place + skipped + len(text))
         if found < 0:
             yield place
-            skipped = min(skipped + len(one.text), MAX_SKIPPED)
+            skipped = min(skipped + len(text), MAX_SKIPPED)
         else:
             yield found
-            place, skipped = found + len(one.text), 0
+            if text:
+                place, skipped = found + len(text), 0
 
 
 def columns_of_prompt(tokens: Sequence[PromptToken]) -> Iterator[dict[str, Any] | None]:
@@ -140,9 +159,21 @@ def _has_maps(value: object) -> bool:
 
 
 def _entry(one: TokenLogprob | TopLogprob) -> dict[str, Any]:
-    # With a replacement character in the text, the original bytes are not known.
-    original = None if REPLACEMENT in one.text else list(one.text.encode())
+    # A worker of an earlier version does not tell the bytes of a replacement character.
+    is_known = one.raw or REPLACEMENT not in one.text
+    original = list(one.raw or one.text.encode()) if is_known else None
     return {"token": one.text, "logprob": _number(one), "bytes": original}
+
+
+def _key(one: TokenLogprob | PromptToken | TopLogprob) -> str:
+    """The text of a token as completions show it: of a part of a character, its bytes."""
+    if not one.raw:
+        return one.text
+    shown = (
+        chr(byte) if 0x20 <= byte < 0x7F and byte != ord("\\") else f"\\x{byte:02x}"
+        for byte in one.raw
+    )
+    return "bytes:" + "".join(shown)
 
 
 def _by_text(one: TokenLogprob | PromptToken) -> dict[str, float] | None:
@@ -151,8 +182,8 @@ def _by_text(one: TokenLogprob | PromptToken) -> dict[str, float] | None:
         return None
     found: dict[str, float] = {}
     for top in one.top:
-        found.setdefault(top.text, max(top.logprob, MIN_LOGPROB))
-    found.setdefault(one.text, own)
+        found.setdefault(_key(top), max(top.logprob, MIN_LOGPROB))
+    found.setdefault(_key(one), own)
     return found
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import InvalidRequest
+from quire.openai.logprobs import texts_of
 from quire.wire.logprobs import PromptToken
 from quire.wire.protocol import Kind
 
@@ -35,13 +36,10 @@ class PromptUse:
     is_alone: bool = False
 
     def text(self, kept: str, tokens: Sequence[PromptToken]) -> str:
-        """What stands before an output: the kept text, or that of the tokens; empty without echo.
-
-        A character whose bytes are in several tokens shows as U+FFFD if only the tokens are known.
-        """
+        """What stands before an output: the kept text, that of the tokens, or without echo none."""
         if not self.is_echoed:
             return ""
-        return kept if self.is_kept else "".join(one.text for one in tokens)
+        return kept if self.is_kept else "".join(texts_of(tokens))
 
     def field(self, name: str | None) -> str | None:
         """The field that the caller wrote, for one of the request that an error names."""

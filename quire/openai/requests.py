@@ -181,9 +181,10 @@ class OpenAIRequest:
         request = validated(GenerationRequest, fields | envelope)
         try:
             request.parse_body()
-            if self.kind == "chat.completions" and choice and "prompt_logprobs" in body:
+            told = body.keys() & {"prompt_logprobs", "return_token_ids"}
+            if self.kind == "chat.completions" and choice and told:
                 # The answer has those of the first choice: all have one prompt.
-                del body["prompt_logprobs"]
+                body = {name: value for name, value in body.items() if name not in told}
                 request = request.model_copy(update={"body": body})
             if is_pooled(self.kind):
                 own_id = id_of(request_id, choice, n=num_choices)

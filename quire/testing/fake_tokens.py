@@ -5,7 +5,13 @@ from __future__ import annotations
 import sys
 
 from quire.testing.choices import choice_of
-from quire.wire.logprobs import PromptToken, TokenLogprob, TopLogprob, check_prompt_logprobs
+from quire.wire.logprobs import (
+    PromptToken,
+    TokenLogprob,
+    ToldPrompt,
+    TopLogprob,
+    check_prompt_logprobs,
+)
 from quire.wire.protocol import GenerationRequest
 
 
@@ -17,14 +23,16 @@ def logprobs_of(request: GenerationRequest, text: str) -> tuple[TokenLogprob, ..
     return tuple(TokenLogprob(ord(one), 0.0, one, _best(ord(one), one, number)) for one in text)
 
 
-def prompt_tokens_of(request: GenerationRequest) -> tuple[PromptToken, ...]:
-    """Those of the prompt, of which the first has none; none at all if not requested.
+def told_prompt_of(request: GenerationRequest) -> ToldPrompt:
+    """What the log tells of the prompt; nothing if not requested.
 
-    InvalidRequest if they are too many.
+    InvalidRequest if it is too long.
     """
-    number = request.parse_body().sampling.prompt_logprobs
+    body = request.parse_body()
+    number = body.sampling.prompt_logprobs
     if number is None:
-        return ()
+        ids = tuple(one for one, _ in _prompt_of(request))
+        return ids if body.told_prompt == "ids" else len(ids) if body.told_prompt else ()
     check_prompt_logprobs(prompt_length(request), number)
     (first, text), *others = _prompt_of(request)
     known = (PromptToken(one, 0.0, text, _best(one, text, number)) for one, text in others)

@@ -30,10 +30,10 @@ from quire.broker.broker import Broker
 from quire.client.client import Client
 from quire.errors import UNAVAILABLE, DeadlineExceeded, InvalidRequest, RequestFailed
 from quire.testing.choices import choice_of, likelihoods
-from quire.testing.fake_tokens import logprobs_of, prompt_length, prompt_tokens_of
+from quire.testing.fake_tokens import logprobs_of, prompt_length, told_prompt_of
 from quire.transitions.values import Claimed, CommitItem, CommitStatus
 from quire.wire.adapters import ADAPTER_SEPARATOR, adapter_of, name_with
-from quire.wire.logprobs import PromptToken
+from quire.wire.logprobs import ToldPrompt
 from quire.wire.output import Completion, ErrorInfo, FinishReason, State, Usage
 from quire.wire.pooling import bytes_of
 from quire.wire.protocol import GenerationRequest
@@ -263,7 +263,7 @@ class _Run:
         self.thread = threading.Thread(target=self._run, args=(answer,), daemon=True)
         self._broker = broker
         self._published = claimed.num_published
-        self._prompt_tokens: tuple[PromptToken, ...] = ()
+        self._told_prompt: ToldPrompt = ()
         # Held only during a commit: the worker can end a request whose answer waits for an event.
         self._lock = threading.Lock()
 
@@ -284,6 +284,7 @@ class _Run:
             usage=Usage(prompt_tokens=prompt_length(self.request)),
             error=error,
             model=self._model,
+            fingerprint="fake",
             vector=bytes_of(vector),
             label=label,
         )
@@ -320,7 +321,7 @@ class _Run:
         if self.request.counts_only:
             self.end(State.COMPLETED, FinishReason.STOP)
             return
-        self._prompt_tokens = prompt_tokens_of(self.request)
+        self._told_prompt = told_prompt_of(self.request)
         # The answer is made again; skip what an earlier claim has published.
         skip = self._published
         answered = answer(self.request)
@@ -349,7 +350,7 @@ class _Run:
                 text_ends=tuple(range(1, len(text) + 1)),
                 completion=completion,
                 logprobs=logprobs_of(self.request, text),
-                prompt_tokens=() if self._published or not text else self._prompt_tokens,
+                told_prompt=() if self._published or not text else self._told_prompt,
             )
             (reply,) = self._broker.commit([item])
             self._published = reply.published

@@ -185,8 +185,8 @@ def _added(published: int) -> CommitReply:
 
 
 def _packed_tokens(item: CommitItem) -> bytes:
-    if item.prompt_tokens or item.logprobs:
-        return pack_tokens(item.logprobs or item.token_ids, item.prompt_tokens)
+    if item.told_prompt or item.logprobs:
+        return pack_tokens(item.logprobs or item.token_ids, item.told_prompt)
     return pack_ids(item.token_ids)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from quire.wire.logprobs import PromptToken, TokenLogprob
+from quire.wire.logprobs import TokenLogprob, ToldPrompt
 from quire.wire.output import Activity, Completion, State, TokenChunk
 from quire.wire.protocol import Priority
 
@@ -148,7 +148,7 @@ class NotClaimed:
 class CommitItem:
     """One request's part of a commit: the tokens from `start` on, and the end if this is it.
 
-    `text` is what these tokens added to the text; for `text_ends`, `logprobs` and `prompt_tokens`
+    `text` is what these tokens added to the text; for `text_ends`, `logprobs` and `told_prompt`
     see TokenChunk. Only with a `completion` or an `activity` may the token ids be empty. With the
     first token of a request a `fingerprint` replaces that of its first claim, whose worker may have
     generated nothing and did not know the adapter before it had read the request.
@@ -164,7 +164,7 @@ class CommitItem:
     logprobs: tuple[TokenLogprob, ...] = ()
     fingerprint: str = ""
     activity: Activity | None = None
-    prompt_tokens: tuple[PromptToken, ...] = ()
+    told_prompt: ToldPrompt = ()
 
     def __post_init__(self) -> None:
         assert self.start >= 0, "a commit cannot start before the first token"
@@ -172,7 +172,7 @@ class CommitItem:
         assert not (self.completion and self.activity), "an ended request does nothing"
         assert "\n" not in self.fingerprint, "it stands in a line"
         assert len(self.text_ends) in (0, len(self.token_ids)), "one text end per token, or none"
-        assert not self.prompt_tokens or (self.token_ids and not self.start), "a prompt comes first"
+        assert not self.told_prompt or (self.token_ids and not self.start), "a prompt comes first"
         if self.logprobs:
             assert [one.token_id for one in self.logprobs] == [*self.token_ids], "of other tokens"
 

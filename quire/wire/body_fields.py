@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from quire.errors import InvalidRequest
 from quire.wire.chat_messages import TEMPLATE_FIELDS
@@ -107,6 +107,7 @@ _OF_POOLING: Mapping[str, Unsupported] = {
     "add_special_tokens": Unsupported((True,), "is not supported: send token ids instead"),
     "cache_salt": Unsupported((), "is not supported: nothing of vectors is cached"),
     "padding": Unsupported(("do_not_pad",)),
+    "priority": Unsupported((0,), "is not supported: use the header X-Quire-Priority"),
     "truncation_side": Unsupported(("right",), "is not supported: what is too long is cut behind"),
 }
 _TEXTS = "is not supported: send a text or token ids"
@@ -194,6 +195,19 @@ def why_refused(fields: Mapping[str, Unsupported], name: str, *, known: Collecti
         return f"unknown field{nearest(name, known)}"
     instead = "".join(f", or set it to {json.dumps(value)}" for value in field.harmless)
     return f"{field.reason}: leave it out{instead}"
+
+
+def told_prompt_of(body: Mapping[str, Any]) -> Literal["", "ids", "number"]:
+    """What the log should tell of the prompt, besides log-probabilities."""
+    if body.get("return_token_ids"):
+        return "ids"
+    options = body.get("stream_options")
+    return "number" if isinstance(options, Mapping) and shows_usage_always(options) else ""
+
+
+def shows_usage_always(options: Mapping[str, Any]) -> bool:
+    """Whether each event of a stream with these `stream_options` has the usage so far."""
+    return bool(options.get("include_usage") and options.get("continuous_usage_stats"))
 
 
 def check_options(body: Mapping[str, Any]) -> None:

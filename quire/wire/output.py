@@ -26,7 +26,7 @@ from quire.records import (
     Usage,
 )
 from quire.wire.codec import pack, unpack_ids, unpack_map
-from quire.wire.logprobs import unpack_tokens
+from quire.wire.logprobs import ToldPrompt, unpack_tokens
 from quire.wire.pooling import checked_vector, numbers_of
 
 __all__ = [
@@ -52,8 +52,8 @@ class TokenChunk:
     a reader can cut the text between two tokens; empty if the writer did not send it.
     `prefix_hash` is the hash of all tokens of the log before `end` (see history.py), empty in logs
     without hashes. `logprobs` has one record per token if the request has `logprobs`, else none.
-    `prompt_tokens` has one record per token of the prompt if the request has `prompt_logprobs`: in
-    the chunk with the first token of the output, for a reader that has no token yet.
+    `told_prompt` is what the log tells of the prompt if the request asks for it: in the chunk with
+    the first token of the output, for a reader that has no token yet.
     `published_at` is when the chunk was written to the log, in seconds since the Unix epoch on the
     clock of Redis, to a millisecond; None in logs of versions that did not record it.
     """
@@ -66,7 +66,26 @@ class TokenChunk:
     prefix_hash: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()
     published_at: float | None = None
-    prompt_tokens: tuple[PromptToken, ...] = ()
+    told_prompt: ToldPrompt = ()
+
+    @property
+    def prompt_tokens(self) -> tuple[PromptToken, ...]:
+        """One record per token of the prompt if the request has `prompt_logprobs`, else none."""
+        told = self.told_prompt
+        return (
+            () if isinstance(told, int) else tuple(one for one in told if not isinstance(one, int))
+        )
+
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        """The ids of the prompt if the log tells them, else none."""
+        told = () if isinstance(self.told_prompt, int) else self.told_prompt
+        return tuple(one if isinstance(one, int) else one.token_id for one in told)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """How many tokens the prompt has if the log tells it, else 0."""
+        return self.told_prompt if isinstance(self.told_prompt, int) else len(self.told_prompt)
 
     @property
     def end(self) -> int:
@@ -91,7 +110,7 @@ class TokenChunk:
             text=self.text[cut:],
             text_ends=tuple(end - cut for end in self.text_ends[skipped:]),
             logprobs=self.logprobs[skipped:],
-            prompt_tokens=(),
+            told_prompt=(),
         )
 
     @classmethod
@@ -119,8 +138,8 @@ class Completion(TerminalRecord):
     The author, usually a worker, writes what only the author knows. The reader fills in `attempts`,
     `resumes`, `timing`, `metadata` and `usage.completion_tokens` from the broker's stamps in the
     terminal entry: the broker saw all attempts, the last worker only its own. `Client.result` joins
-    `text`, `token_ids`, `text_ends`, `logprobs` and `prompt_tokens` from the log; elsewhere they
-    are empty. The last two are also empty if the request does not have the parameter.
+    `text`, `token_ids`, `text_ends`, `logprobs` and what the log has of the prompt; elsewhere they
+    are empty, and so is what the request does not ask for.
     """
 
     @property
@@ -145,6 +164,8 @@ class Completion(TerminalRecord):
             fields["vector"] = checked_vector(self.vector)
         if self.label:
             fields["label"] = self.label
+        if self.fingerprint:
+            fields["fingerprint"] = self.fingerprint
         if self.execution is not None:
             fields["execution"] = asdict(self.execution)
         return pack(fields, field="completion")
@@ -170,6 +191,7 @@ class Completion(TerminalRecord):
                 tail=str(fields.get("tail", "")),
                 vector=checked_vector(fields.get("vector", b"")),
                 label=str(fields.get("label", "")),
+                fingerprint=str(fields.get("fingerprint", "")),
                 execution=Execution(**_known(execution, Execution)) if execution else None,
             )
         except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:

@@ -22,6 +22,7 @@ from quire.wire.body_fields import (
     UNSUPPORTED,
     changes_nothing,
     check_options,
+    told_prompt_of,
     why_refused,
 )
 from quire.wire.chat_messages import checked_messages, template_settings_of
@@ -225,6 +226,7 @@ class ParsedBody:
     Of the prompt's tokens, only the last `max_prompt_tokens` are kept, or the first ones if it
     `keeps_beginning`; None keeps all. Requests with another `cache_salt` do not share cached
     prefixes with this one.
+    Of the prompt, the log tells its ids, the number of its tokens, or nothing.
     `model` may include the name of an adapter. Only a worker that serves the model can tell; see
     `quire.wire.adapters`.
     """
@@ -241,6 +243,7 @@ class ParsedBody:
     max_prompt_tokens: int | None = None
     keeps_beginning: bool = False
     cache_salt: str = ""
+    told_prompt: Literal["", "ids", "number"] = ""
     pooling: PoolingParams | None = None
 
 
@@ -276,6 +279,7 @@ def parse_body(kind: Kind, body: Mapping[str, Any]) -> ParsedBody:
         max_prompt_tokens=body.get("truncate_prompt_tokens"),
         keeps_beginning=body.get("truncation_side") == "right",
         cache_salt=body.get("cache_salt") or "",
+        told_prompt=told_prompt_of(body),
     )
     if kind != "chat.completions":
         prompt = _prompt(kind, body.get("prompt"))

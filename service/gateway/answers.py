@@ -98,7 +98,19 @@ class Answer:
     def _has_prompts(self) -> bool:
         """Whether the logs may have the tokens of the prompts."""
         use = self.record.prompt
-        return use.has_logprobs or use.is_echoed
+        return use.has_logprobs or use.is_echoed or self.record.has_token_ids
+
+    async def prompt_lengths(self) -> dict[int, int]:
+        """The tokens of the prompts of choices whose logs have begun, and tell it."""
+        found: dict[int, int] = {}
+        for choice, member_id in enumerate(self.record.member_ids):
+            if self.cursors[choice].num_tokens:
+                async for updates in self._client.attach(member_id).follow_reads(explains=False):
+                    first = next(iter(updates))
+                    if isinstance(first, TokenChunk) and first.told_prompt:
+                        found[choice] = first.num_prompt_tokens
+                    break
+        return found
 
     async def _kept_prompts(self) -> list[str]:
         kept = await self._client.kept(self.record.request_id)
@@ -146,6 +158,8 @@ class Answer:
                 chunks[choice].append(one)
                 for tokens in (one.logprobs, one.prompt_tokens):
                     num_logprobs += sum(1 + len(token.top) for token in tokens)
+                if not one.prompt_tokens:
+                    num_logprobs += len(one.prompt_token_ids)
                 if num_logprobs > MAX_COMPLETE_LOGPROBS:
                     raise Refused(too_large(MAX_COMPLETE_LOGPROBS))
         return [joined(ends[choice], own) for choice, own in enumerate(chunks)]

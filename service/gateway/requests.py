@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from quire.errors import InvalidRequest
 from quire.tracing import TRACE_HEADER
 from quire.wire.arguments import MAX_AHEAD_SECONDS
+from quire.wire.body_fields import shows_usage_always
 from quire.wire.protocol import Priority, is_session_id
 from service.gateway.http.tasks import HungUp
 from service.gateway.refusals import Refusal, Refused, unsupported_encoding
@@ -34,6 +35,9 @@ TARGET_LATENCY = "X-Quire-Target-Latency"
 SESSION = "X-Quire-Session"
 
 #: OpenAI's tiers that are not the usual one.
+#: The options of a stream about usage.
+_USAGES = ("include_usage", "continuous_usage_stats")
+
 _TIERS = {"flex": Priority.LOW, "priority": Priority.HIGH}
 
 #: The longest idempotency key, in characters.
@@ -58,10 +62,17 @@ class QueueOptions:
 
 @dataclass(frozen=True, slots=True)
 class ResponseOptions:
-    """How to send the answer."""
+    """How to send the answer. With `shows_usage_always`, each event has the usage so far."""
 
     is_stream: bool
     include_usage: bool
+    shows_usage_always: bool = False
+
+    @property
+    def query(self) -> str:
+        """The query of a path under which the same answer is shown as a stream."""
+        names = _USAGES if self.shows_usage_always else _USAGES[:1] if self.include_usage else ()
+        return "?" + "&".join(f"{name}=true" for name in names) if names else ""
 
 
 def queue_options_of(request: Request) -> QueueOptions:
@@ -110,12 +121,25 @@ def response_options_of(body: Mapping[str, Any]) -> ResponseOptions:
     for name, value in options.items():
         # Events are never padded, so switching the padding off changes nothing.
         is_harmless = value is None or (name == "include_obfuscation" and value is False)
-        if name != "include_usage" and not is_harmless:
+        if name not in _USAGES and not is_harmless:
             raise InvalidRequest(f"body.stream_options.{name}", "unknown field")
-    include_usage = options.get("include_usage")
-    if not isinstance(include_usage, bool | None):
-        raise InvalidRequest("body.stream_options.include_usage", "must be true or false")
-    return ResponseOptions(is_stream=True, include_usage=bool(include_usage))
+        if name in _USAGES and not isinstance(value, bool | None):
+            raise InvalidRequest(f"body.stream_options.{name}", "must be true or false")
+    return ResponseOptions(
+        is_stream=True,
+        include_usage=bool(options.get("include_usage")),
+        shows_usage_always=shows_usage_always(options),
+    )
+
+
+def shown_options(query: Mapping[str, str]) -> ResponseOptions:
+    """The options of a stream that is asked for by the path of its call."""
+    include_usage, shows_always = (query.get(name) == "true" for name in _USAGES)
+    return ResponseOptions(
+        is_stream=True,
+        include_usage=include_usage,
+        shows_usage_always=include_usage and shows_always,
+    )
 
 
 async def body_of(request: Request, *, max_bytes: int, timeout_seconds: float) -> bytes:

@@ -52,7 +52,14 @@ from service.gateway.metrics import GatewayMetrics
 from service.gateway.queue import DEFAULT_TENANT, Queue
 from service.gateway.queues import Queues
 from service.gateway.refusals import Refused, moved, refusal_of, unknown_model, with_headers
-from service.gateway.requests import body_of, queue_options_of, response_options_of, with_tier
+from service.gateway.requests import (
+    ResponseOptions,
+    body_of,
+    queue_options_of,
+    response_options_of,
+    shown_options,
+    with_tier,
+)
 from service.gateway.responses.routes import Parts, Responses
 from service.gateway.settings import GatewaySettings
 from service.gateway.streaming import EventStream
@@ -176,7 +183,7 @@ class Gateway:
             record,
             # The caller of a repeated call may already have a part of the answer.
             last=None if options.key is None else self._last_event(request, record),
-            include_usage=response_options.include_usage,
+            options=response_options,
             answer_path=answer_path,
             on_first_token=lambda: self.metrics.first_token_seconds.observe(monotonic() - began),
         )
@@ -192,7 +199,7 @@ class Gateway:
             queue,
             record,
             last=self._last_event(request, record),
-            include_usage=request.query_params.get("include_usage") == "true",
+            options=shown_options(request.query_params),
         )
 
     async def _cancel(self, request: Request) -> Response:
@@ -288,13 +295,13 @@ class Gateway:
         record: CallRecord,
         *,
         last: LastEvent | None,
-        include_usage: bool,
+        options: ResponseOptions,
         answer_path: str | None = None,
         on_first_token: Callable[[], None] = lambda: None,
     ) -> EventStream:
         if answer_path is not None:
-            answer_path += "/events?include_usage=true" if include_usage else "/events"
-        has_all = last is not None and last.has_all(include_usage=include_usage)
+            answer_path += f"/events{options.query}"
+        has_all = last is not None and last.has_all(include_usage=options.include_usage)
         if last is not None and not has_all:
             self.metrics.streams_resumed.inc()
         return EventStream(
@@ -306,7 +313,8 @@ class Gateway:
             ),
             is_resumed=last is not None,
             has_all=has_all,
-            include_usage=include_usage,
+            include_usage=options.include_usage,
+            shows_usage_always=options.shows_usage_always,
             patience_seconds=self._settings.patience_seconds,
             headers={REQUEST_ID: record.request_id},
             has_worker=queue.models.have_worker,

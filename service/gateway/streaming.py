@@ -32,6 +32,7 @@ from quire.openai.answers import (
     piece,
     piece_in_parts,
     usage_piece,
+    usage_so_far,
 )
 from quire.openai.logprobs import compact_ascii, written
 from quire.wire.output import Completion, TokenChunk
@@ -71,6 +72,7 @@ class EventStream(Response):
     - `on_first_token` is called once.
     - If the answer has ended and the caller `has_all` of it, the response is 204. After a 200 a
       browser's EventSource would reconnect for ever.
+    - With `shows_usage_always`, each event has the usage so far, once a prompt is known.
     - While no event comes, comments say that the answer goes on, or that it waits for a worker.
     - If the caller disconnects, or reads nothing for `patience_seconds`, `on_hang_up` is awaited
       and HungUp is raised.
@@ -85,6 +87,7 @@ class EventStream(Response):
         is_resumed: bool,
         has_all: bool,
         include_usage: bool,
+        shows_usage_always: bool = False,
         patience_seconds: float,
         headers: Mapping[str, str],
         has_worker: Callable[[], Awaitable[bool]],
@@ -100,6 +103,9 @@ class EventStream(Response):
         self._is_resumed = is_resumed
         self._has_all = has_all
         self._include_usage = include_usage
+        self._shows_usage_always = shows_usage_always
+        #: The tokens of the prompts that are known, by choice.
+        self._prompt_lengths: dict[int, int] = {}
         self._patience_seconds = patience_seconds
         self._has_worker = has_worker
         self._on_first_token = on_first_token
@@ -181,6 +187,8 @@ class EventStream(Response):
         """The bytes of all events; those that are ready at the same time are joined."""
         ends: dict[int, Completion] = {}
         try:
+            if self._shows_usage_always and self._is_resumed:
+                self._prompt_lengths = await self._answer.prompt_lengths()
             for body in joined(self._openings()):
                 yield body
             async for item in updates:
@@ -220,8 +228,10 @@ class EventStream(Response):
                 continue
             self._note_first_token()
             cursors[choice] = Cursor.after(one)
+            if one.told_prompt:
+                self._prompt_lengths[choice] = one.num_prompt_tokens
             piece = self._piece(choice, one)
-            if piece is not None and one.prompt_tokens:
+            if piece is not None and one.prompt_token_ids:
                 yield from self._event_in_parts(piece)
             elif piece is not None:
                 yield self._event(piece)
@@ -255,18 +265,26 @@ class EventStream(Response):
         yield DONE
 
     def _event(self, body: dict[str, Any], *, has_usage: bool = False) -> bytes:
-        if self._include_usage:
-            body.setdefault("usage", None)
+        self._add_usage(body)
         return _written(body, event_id(self._answer.cursors, has_usage=has_usage))
 
     def _event_in_parts(self, body: dict[str, Any]) -> Iterator[bytes]:
         """The event of a first token with the tokens of the prompt, which may be many."""
-        if self._include_usage:
-            body.setdefault("usage", None)
+        self._add_usage(body)
         yield f"id: {event_id(self._answer.cursors)}\ndata: ".encode()
         for part in written(body, encode=compact_ascii):
             yield part.encode()
         yield b"\n\n"
+
+    def _add_usage(self, body: dict[str, Any]) -> None:
+        if self._include_usage and "usage" not in body:
+            body["usage"] = self._usage_so_far() if self._shows_usage_always else None
+
+    def _usage_so_far(self) -> dict[str, Any] | None:
+        record, cursors = self._answer.record, self._answer.cursors
+        each = record.num_choices // record.num_prompts
+        known = {choice // each: length for choice, length in self._prompt_lengths.items()}
+        return usage_so_far(list(known.values()), sum(one.num_tokens for one in cursors))
 
     def _note_first_token(self) -> None:
         on_first_token, self._on_first_token = self._on_first_token, _nothing

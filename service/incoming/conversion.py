@@ -13,7 +13,7 @@ from engine.sampling_params import SamplingParams as EngineSampling
 from quire.errors import InvalidRequest
 from quire.wire.adapters import adapter_of
 from quire.wire.constraints import CONSTRAINTS, Constraint
-from quire.wire.logprobs import check_prompt_logprobs
+from quire.wire.logprobs import MAX_PROMPT_IDS, ToldPrompt, check_prompt_logprobs
 from quire.wire.pooling import is_pooled
 from quire.wire.protocol import GenerationRequest, Kind, ParsedBody, SamplingParams
 from service.constraints.schemas.checks import SchemaRefused
@@ -68,15 +68,15 @@ def engine_request(
     adapter = adapter_of(request.body, model=settings.model_name)
     if adapter is not None and adapter.name not in served.adapters:
         raise adapter.refusal(served.adapters)
-    prompt_ids, pooling, opening, choice_from = _prompt_of(request, body, delivery, served)
-    if body.max_prompt_tokens is not None:
-        most = body.max_prompt_tokens
-        prompt_ids = prompt_ids[:most] if body.keeps_beginning else prompt_ids[-most:]
+    whole, pooling, opening, choice_from = _prompt_of(request, body, delivery, served)
+    prompt_ids = _kept(whole, body)
     max_tokens = 1
     if pooling is None:
         left = served.engine.config.max_model_len - len(prompt_ids)
         max_tokens = longest_output(body.sampling, delivery.origin.answer_limit, left=left)
     sampling = engine_sampling(body.sampling, request_id=request.id, max_tokens=max_tokens)
+    if sampling.prompt_logprobs is None:
+        delivery.told_prompt = delivery.told_prompt or _told_prompt(prompt_ids, body)
     if choice_from is not None:
         sampling = replace(
             sampling, temperature=0.0, prompt_logprobs=0, prompt_logprobs_from=choice_from
@@ -103,6 +103,24 @@ def engine_request(
         pooling=pooling,
     )
     return converted, body.constraint or _strict_constraint(body, served)
+
+
+def _kept(prompt_ids: list[int], body: ParsedBody) -> list[int]:
+    """The tokens of the prompt that the body keeps."""
+    most = body.max_prompt_tokens
+    if most is None:
+        return prompt_ids
+    return prompt_ids[:most] if body.keeps_beginning else prompt_ids[-most:]
+
+
+def _told_prompt(prompt_ids: list[int], body: ParsedBody) -> ToldPrompt:
+    """What the log tells of a prompt without its log-probabilities. InvalidRequest."""
+    if body.told_prompt != "ids":
+        return len(prompt_ids) if body.told_prompt else ()
+    if len(prompt_ids) > MAX_PROMPT_IDS:
+        message = f"a prompt of {len(prompt_ids)} tokens is told by at most {MAX_PROMPT_IDS} ids"
+        raise InvalidRequest("body.return_token_ids", message)
+    return tuple(prompt_ids)
 
 
 def _strict_constraint(body: ParsedBody, served: ServedModel) -> Constraint | None:

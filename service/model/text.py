@@ -40,6 +40,7 @@ from service.model.chat_template import (
 from service.model.control_tokens import ChatPrompt, ControlTokens
 from service.model.encoding import encoded
 from service.model.gguf_tokenizer import load_gguf_tokenizer
+from service.model.token_bytes import bytes_of
 
 #: Decoded before a token to get the token's own text: many tokens decode differently at the
 #: beginning of a text.
@@ -112,7 +113,7 @@ class ModelTokenizer:
         self._variables = variables
         self._no_chat = no_chat
         self._before = tokenizer.encode(BEFORE, add_special_tokens=False).ids
-        self._texts: dict[int, str] = {}
+        self._texts: dict[int, tuple[str, bytes]] = {}
         special = _special(tokenizer)
         self._left_out = _all_but(special, _marks_of_reasoning(special))
         self._left_out_of_calls = _all_but(
@@ -269,19 +270,22 @@ class ModelTokenizer:
 
     def with_texts(self, token_id: int, logprobs: Logprobs) -> TokenLogprob:
         """The engine's log-probabilities of a token in the form of the wire, with texts."""
-        top = tuple(TopLogprob(id_, logprob, self.text_of(id_)) for id_, logprob in logprobs.top)
-        return TokenLogprob(token_id, logprobs.logprob, self.text_of(token_id), top)
+        top = tuple(TopLogprob(id_, logprob, *self._told(id_)) for id_, logprob in logprobs.top)
+        text, raw = self._told(token_id)
+        return TokenLogprob(token_id, logprobs.logprob, text, top, raw)
 
     def text_of(self, token_id: int) -> str:
         """The text of a token after other text; for a special token, its name.
 
         Bytes of an incomplete character become U+FFFD. An id without a token has no text ("").
         """
-        text = self._texts.get(token_id)
-        if text is None:
-            # Two threads may do this at once, but both store the same value.
-            text = self._texts[token_id] = self._added_by(token_id)
-        return text
+        return self._told(token_id)[0]
+
+    def _told(self, token_id: int) -> tuple[str, bytes]:
+        if token_id not in self._texts:
+            text = self._added_by(token_id)  # Two threads at once store the same value.
+            self._texts[token_id] = text, bytes_of(self._tokenizer, token_id, text)
+        return self._texts[token_id]
 
     def _added_by(self, token_id: int) -> str:
         before = self._decode(self._before)

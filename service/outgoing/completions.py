@@ -131,6 +131,7 @@ def completion_of(origin: Origin, output: RequestOutput) -> Completion:
         execution=execution_of(request, received=origin.received),
         model=origin.model_name,
         resumed_fingerprint_changed=origin.fingerprint_changed,
+        fingerprint=origin.fingerprint,
         vector=b"" if request.vector is None else request.vector.astype("<f4").tobytes(),
         label=_label_of(request, origin.class_labels),
     )
@@ -185,6 +186,7 @@ def counted(origin: Origin, *, num_tokens: int) -> Completion:
         finish_reason=FinishReason.STOP,
         usage=Usage(prompt_tokens=num_tokens),
         model=origin.model_name,
+        fingerprint=origin.fingerprint,
     )
 
 

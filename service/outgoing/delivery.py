@@ -5,7 +5,7 @@ published ones: when Redis loses the tail of a log, any suffix can be sent again
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain
 
@@ -16,7 +16,7 @@ from quire.errors import InvalidRequest, ProtocolError
 from quire.records import PromptToken
 from quire.transitions.values import Claim, CommitItem, CommitReply, CommitStatus
 from quire.wire.codec import MAX_MESSAGE_BYTES
-from quire.wire.logprobs import TokenLogprob
+from quire.wire.logprobs import TokenLogprob, ToldPrompt, TopLogprob
 from quire.wire.protocol import Activity, Completion, ErrorInfo, TokenChunk, Usage
 from service.outgoing.completions import Origin, rejection
 
@@ -45,8 +45,8 @@ WireLogprob = Callable[[int, Logprobs], TokenLogprob]
 class Delivery:
     """The output of one claim. While it is open, only the Outbox changes it, under its lock.
 
-    The exceptions are `last_token_time`, and `origin` and `request`, which intake sets before the
-    engine has the request.
+    The exceptions are `last_token_time`, and `origin`, `request` and `told_prompt`, which intake
+    sets before the engine has the request.
 
     `key` identifies the claim inside this worker and is the engine's request id. It differs for
     each claim, so that a request that was lost and claimed again never receives outputs of the
@@ -65,8 +65,8 @@ class Delivery:
     texts: list[str] = field(default_factory=list)
     #: Log-probabilities of each token; empty if the request does not have `logprobs`.
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    #: The tokens of the prompt with theirs; they are published with the first token.
-    prompt_tokens: tuple[PromptToken, ...] = ()
+    #: What the log tells of the prompt; it is published with the first token.
+    told_prompt: ToldPrompt = ()
     #: Converts the engine's log-probabilities; None if the engine returns none.
     wire_logprob: WireLogprob | None = None
     #: Text without a token of its own: it was held back until the request ended early.
@@ -136,7 +136,7 @@ class Delivery:
             starts = (0, *ends[:-1])
             self.token_ids += chunk.token_ids
             self.logprobs += chunk.logprobs
-            self.prompt_tokens += chunk.prompt_tokens
+            self.told_prompt = self.told_prompt or chunk.told_prompt
             self.texts += [chunk.text[start:end] for start, end in zip(starts, ends, strict=True)]
         self.published = len(self.token_ids)
 
@@ -164,11 +164,13 @@ class Delivery:
             return
         assert self.wire_logprob is not None, "set if the request has logprobs"
         token_ids, logprobs = first_output.request.prompt_token_ids, first_output.prompt_logprobs
-        assert not self.prompt_tokens and len(logprobs) == len(token_ids) - 1
+        assert not self.told_prompt and len(logprobs) == len(token_ids) - 1
         told = list(map(self.wire_logprob, token_ids, (Logprobs(0.0), *logprobs)))
-        first = PromptToken(token_ids[0], None, told[0].text)
-        others = (PromptToken(one.token_id, one.logprob, one.text, one.top) for one in told[1:])
-        self.prompt_tokens = (first, *others)
+        first = PromptToken(token_ids[0], None, told[0].text, raw=told[0].raw)
+        others = (
+            PromptToken(one.token_id, one.logprob, one.text, one.top, one.raw) for one in told[1:]
+        )
+        self.told_prompt = (first, *others)
         if (num_bytes := _num_bytes(told)) > MAX_PROMPT_BYTES:
             message = (
                 f"with their texts, the log-probabilities of the prompt take {num_bytes} bytes; at "
@@ -183,7 +185,7 @@ class Delivery:
         """
         assert self.published == 0, "what is published stays"
         self.token_ids, self.texts, self.logprobs = [], [], []
-        self.prompt_tokens, self.tail = (), ""
+        self.told_prompt, self.tail = (), ""
         self.completion = rejection(self.origin, error=error)
         if self.request is not None:
             usage = Usage(self.request.num_prompt_tokens, 0, self.request.num_cached_tokens)
@@ -191,8 +193,8 @@ class Delivery:
 
     @property
     def sends_prompt(self) -> bool:
-        """Whether the next entry has the tokens of the prompt."""
-        return bool(self.prompt_tokens) and self.published == 0
+        """Whether the next entry tells of the prompt."""
+        return bool(self.told_prompt) and self.published == 0
 
     def item(self) -> CommitItem | None:
         """The next item to commit; None if everything is in the log."""
@@ -223,7 +225,7 @@ class Delivery:
             text_ends=tuple(text_ends),
             logprobs=tuple(logprobs[self.published : end]),
             fingerprint=self._first_fingerprint() if self.published == 0 else "",
-            prompt_tokens=self.prompt_tokens if self.sends_prompt and texts else (),
+            told_prompt=self.told_prompt if self.sends_prompt and texts else (),
             activity=self.activity if self.has_news else None,
         )
 
@@ -255,5 +257,7 @@ class Delivery:
 
 def _num_bytes(tokens: Sequence[TokenLogprob]) -> int:
     """What these records take in an entry, nearly."""
-    texts = chain((one.text for one in tokens), (top.text for one in tokens for top in one.top))
-    return sum(_RECORD_BYTES + len(text.encode()) for text in texts)
+    tops = (top for one in tokens for top in one.top)
+    records: Iterable[TokenLogprob | TopLogprob] = chain(tokens, tops)
+    # A byte that is no text takes four in an entry.
+    return sum(_RECORD_BYTES + max(len(one.text.encode()), 4 * len(one.raw)) for one in records)

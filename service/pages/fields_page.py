@@ -44,11 +44,12 @@ TAKEN = {
     "prompt_cache_key": "ignored",
     "reasoning_effort": "a variable of the chat template, which must read it",
     "response_format": "`text`, `json_object` or `json_schema`",
-    "return_token_ids": "`true`: choices and events have `token_ids`, those of the output",
+    "return_token_ids": "`true`: choices and events have `token_ids`, those of the output, and "
+    "`prompt_token_ids`; in batch files, too",
     "safety_identifier": "ignored",
     "service_tier": "`flex` is priority `low`, `priority` is `high`; in batch files ignored",
     "stream": "the answer comes as events; not in batch files",
-    "stream_options": "`include_usage`",
+    "stream_options": "`include_usage`, and with it `continuous_usage_stats`",
     "structured_outputs": "one of `json` (as `json_schema`), `json_object`, `regex`, `choice` and "
     "`grammar`",
     "tool_choice": "see [tool calls](../how-to/tools.md)",

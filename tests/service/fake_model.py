@@ -240,12 +240,16 @@ def expected_logprobs(token_ids: Sequence[int], *, number: int) -> tuple[TokenLo
 def expected_prompt_tokens(prompt: Sequence[int], *, number: int) -> tuple[PromptToken, ...]:
     """What a fake model says of a prompt to who asks for so many of the best, with texts."""
     told = _byte_model_tokenizer().with_texts
-    first = PromptToken(prompt[0], None, _byte_model_tokenizer().text_of(prompt[0]))
+    begin = told(prompt[0], fake_logprobs(prompt[0], 0))
+    first = PromptToken(begin.token_id, None, begin.text, raw=begin.raw)
     others = (
         told(prompt[at], fake_prompt_logprob(prompt[:at], prompt[at], number))
         for at in range(1, len(prompt))
     )
-    return (first, *(PromptToken(one.token_id, one.logprob, one.text, one.top) for one in others))
+    return (
+        first,
+        *(PromptToken(one.token_id, one.logprob, one.text, one.top, one.raw) for one in others),
+    )
 
 
 @cache

@@ -31,7 +31,7 @@ def folder(tmp_path):
         ('"prompt": "x", "user": NaN', "body.user"),
         ('"prompt": "x", "prompt": "y"', "body.prompt"),
         ('"prompt": "x", "logit_bias": {"52": 1, "52": 2}', "body.logit_bias.52"),
-        ('"prompt": "x", "logit_bias": {"052": 1, "52": 2}', "body.logit_bias"),
+        ('"prompt": "x", "logit_bias": {"052": 1, "52": 2}', "body.logit_bias.052"),
         ('"prompt": "x", "max_tokens": 18446744073709551616', "body.max_tokens"),
         (f'"prompt": "x", "seed": {"9" * 5000}', "body.seed"),
         ('"prompt": "x", "model": ""', "body.model"),

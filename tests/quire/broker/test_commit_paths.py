@@ -79,8 +79,8 @@ def test_the_prompt_stands_in_the_first_entry_and_leaves_the_hash_as_it_is(broke
     prompt = (PromptToken(8, None, "x"), PromptToken(9, -1.5, "y", (TopLogprob(7, -0.5, "z"),)))
     claims = [submit_and_claim(broker, id=name).claim for name in "abc"]
     items = [make_item(claim, 0, 2) for claim in claims]
-    told = [replace(items[0], prompt_tokens=prompt), with_logprobs(items[1]), items[2]]
-    told[1] = replace(told[1], prompt_tokens=prompt)
+    told = [replace(items[0], told_prompt=prompt), with_logprobs(items[1]), items[2]]
+    told[1] = replace(told[1], told_prompt=prompt)
     for _ in range(2):
         broker.commit(told)
     broker.commit([make_item(claim, 2, 3, final=True) for claim in claims])

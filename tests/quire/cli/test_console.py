@@ -63,16 +63,16 @@ def test_our_records_are_plain_json():
     chunk = TokenChunk(0, (1, 2), "ab", 1)
     assert json.loads(to_json({"chunk": chunk, "state": State.QUEUED, "bytes": b"x"})) == {
         "chunk": {"start": 0, "token_ids": [1, 2], "text": "ab", "epoch": 1, "text_ends": []}
-        | {"prefix_hash": "", "logprobs": [], "published_at": None, "prompt_tokens": []},
+        | {"prefix_hash": "", "logprobs": [], "published_at": None, "told_prompt": []},
         "state": "queued",
         "bytes": "x",
     }
 
 
 def test_a_number_that_json_has_not_is_null():
-    never = TokenLogprob(5, -math.inf, "a")
+    never = TokenLogprob(5, -math.inf, "a", raw=b"\xe2")
     line = to_json({"logprobs": (never,), "metadata": {"a": [math.nan, 1.5]}})
     assert json.loads(line, parse_constant=pytest.fail) == {
-        "logprobs": [{"token_id": 5, "logprob": None, "text": "a", "top": []}],
+        "logprobs": [{"token_id": 5, "logprob": None, "text": "a", "top": [], "raw": [226]}],
         "metadata": {"a": [None, 1.5]},
     }

@@ -101,7 +101,7 @@ def test_the_tokens_of_the_prompt_are_in_the_result_and_in_the_first_chunk(clien
     answer = claim_next(broker)
     asked = GenerationRequest.decode(answer.request_bytes).parse_body().sampling
     prompt = (PromptToken(8, None, "x"), PromptToken(9, -1.5, "y", (TopLogprob(7, -0.5, "z"),)))
-    broker.commit([replace(make_item(answer.claim, 0, 3), prompt_tokens=prompt)])
+    broker.commit([replace(make_item(answer.claim, 0, 3), told_prompt=prompt)])
     broker.commit([make_item(answer.claim, 3, 6, final=True)])
     completion = handle.result(timeout=5)
     assert (asked.prompt_logprobs, asked.logprobs) == (1, None)

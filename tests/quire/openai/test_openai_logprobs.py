@@ -51,6 +51,39 @@ def test_a_completion_has_columns_and_a_map_of_the_best_that_always_knows_the_on
     }
 
 
+#: A space and an emoji in three tokens, and another emoji that begins with the same byte.
+PARTS = [
+    TokenLogprob(1, -0.5, " \ufffd", (), b" \xf0"),
+    TokenLogprob(
+        2, -0.5, "\ufffd",
+        (TopLogprob(2, -0.5, "\ufffd", b"\x9f\x98"), TopLogprob(9, -1.0, "\ufffd", b"\x9f\xa6")),
+        b"\x9f\x98",
+    ),
+    TokenLogprob(3, -0.5, "\ufffd", (), b"\x80"),
+    TokenLogprob(4, -0.5, "!"),
+]  # fmt: skip
+
+
+def test_parts_of_a_character_have_their_bytes_and_do_not_collide():
+    content = of_chat(PARTS)["content"]
+    assert b"".join(bytes(one["bytes"]) for one in content).decode() == " \U0001f600!"
+    assert [one["bytes"] for one in content[1]["top_logprobs"]] == [[0x9F, 0x98], [0x9F, 0xA6]]
+    found = of_completion(PARTS, ends=[1, 1, 2, 3])
+    assert found["tokens"] == [r"bytes: \xf0", r"bytes:\x9f\x98", r"bytes:\x80", "!"]
+    assert found["top_logprobs"][1] == {r"bytes:\x9f\x98": -0.5, r"bytes:\x9f\xa6": -1.0}
+
+
+@pytest.mark.parametrize("ends", [(1, 1, 2, 3), ()])
+def test_offsets_are_in_the_text_also_where_a_character_has_several_tokens(ends):
+    # Where each token begins; those inside of a character where it begins.
+    assert of_completion(PARTS, ends=ends)["text_offset"] == [0, 1, 1, 2]
+    prompt = [PromptToken(one.token_id, -1.0, one.text, (), one.raw) for one in PARTS]
+    both = [*prompt, *PARTS]
+    assert of_completion(both, ends=ends)["text_offset"] == [0, 1, 1, 2, 3, 4, 4, 5]
+    kept = of_completion(both, echoed=" \U0001f600!", ends=ends)
+    assert kept["text_offset"] == [0, 1, 1, 2, 3, 4, 4, 5]
+
+
 def test_what_json_cannot_say_is_the_least_of_openais_numbers():
     (entry,) = of_chat([TokenLogprob(1, -math.inf, "a")])["content"]
     assert entry["logprob"] == MIN_LOGPROB

@@ -266,7 +266,7 @@ def test_the_prompt_is_read_as_a_foreign_worker_wrote_it_and_the_other_way_round
     assert (completion.token_ids, completion.prompt_tokens) == ((1, 2), wanted)
     foreign.submit("back")
     item = make_item(claim_next(broker).claim, 0, 5, final=True)
-    broker.commit([replace(item, prompt_tokens=wanted)])
+    broker.commit([replace(item, told_prompt=wanted)])
     assert len(foreign.read("back")[0]) == 5
     ((_, fields), _) = foreign.redis.xrange(foreign.key("o", "back"))
     assert msgpack.unpackb(fields[b"ids"])["prompt"] == told

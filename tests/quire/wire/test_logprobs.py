@@ -75,7 +75,13 @@ DAMAGED_PROMPTS = [
     None,
     [],
     [None],
-    [1],
+    [1, -1],
+    [1, None],
+    [True],
+    0,
+    -1,
+    True,
+    1.0,
     [[]],
     [[1, -0.5, "a"]],
     [[1, None, b"a"]],
@@ -116,3 +122,22 @@ DAMAGED_PROMPTS = [
 def test_what_is_no_token_is_a_protocol_error(tokens):
     with pytest.raises(ProtocolError):
         unpack_tokens(msgpack.packb(tokens))
+
+
+def test_bytes_that_are_no_text_come_back_and_are_a_text_to_earlier_readers():
+    part = TopLogprob(2, -0.5, " \ufffd", b" \xf0\x9f")
+    own = TopLogprob(3, -0.5, "\ufffd", "\ufffd".encode())
+    private = TopLogprob(4, -0.5, "\U0010fff0")
+    token = TokenLogprob(1, -1.0, "\ufffd", (part, own, private), b"\x80")
+    first = PromptToken(1, None, "\ufffd", (), b"\x80")
+    prompt = (first, PromptToken(2, -1.0, part.text, (part,), part.raw))
+    packed = pack_tokens([token], prompt)
+    assert unpack_tokens(packed) == ((1,), (token,), prompt)
+    (row,) = msgpack.unpackb(packed)["tokens"]
+    assert row[2::3] == ["\U0010ff80", " \U0010fff0\U0010ff9f", *row[8::3]]
+    assert all(isinstance(text, str) for text in row[2::3])
+
+
+@pytest.mark.parametrize("told", [(5, 6, 7), 3, 200_000])
+def test_ids_or_the_number_of_a_prompt_are_told_with_the_first_tokens(told):
+    assert unpack_tokens(pack_tokens([1, 2], told)) == ((1, 2), (), told)

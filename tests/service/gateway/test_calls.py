@@ -30,6 +30,7 @@ def test_a_completion_is_answered_in_openais_form_under_the_id_of_its_request(ga
             "prompt_tokens": 1, "completion_tokens": 13, "total_tokens": 14,
             "prompt_tokens_details": {"cached_tokens": 0},
         },
+        "system_fingerprint": "fake",
     }  # fmt: skip
     assert (request.kind, request.body["max_tokens"]) == ("completions", 16)
 

@@ -66,6 +66,21 @@ def test_what_the_engine_says_of_a_token_is_told_with_texts():
     )
 
 
+def told_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
+    return ModelTokenizer(tokenizer).with_texts(token_id, Logprobs(-1.0)).raw
+
+
+def test_a_part_of_a_character_is_told_with_its_bytes():
+    tokenizer = byte_tokenizer()
+    euro = tokenizer.encode("€", add_special_tokens=False).ids
+    assert [told_bytes(tokenizer, one) for one in euro] == [b"\xe2", b"\x82", b"\xac"]
+    assert told_bytes(tokenizer, tokenizer.token_to_id("a")) == b""
+    # A fallback, a token of its own for the replacement character, and one that tells nothing.
+    fallback = Tokenizer(models.BPE(words("<0xE2>", REPLACEMENT, "x\ufffd\u4e00"), []))
+    fallback.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    assert [told_bytes(fallback, one) for one in range(3)] == [b"\xe2", b"", b""]
+
+
 DATED = "{{ strftime_now('%d %B %Y %H:%M') }}{% for m in messages %}|{{ m.content }}{% endfor %}"
 
 

@@ -66,17 +66,17 @@ def test_what_is_said_of_the_prompt_goes_with_the_first_token_however_often_it_i
     delivery.append([7], "<7>")
     delivery.tell_prompt(RequestOutput(request, 0, (7,), "", prompt_logprobs=told))
     delivery.append([8], "<8>")
-    assert delivery.item().prompt_tokens == wanted
+    assert delivery.item().told_prompt == wanted
     delivery.published = 1
-    assert delivery.item().prompt_tokens == ()
+    assert delivery.item().told_prompt == ()
     # Redis has lost the log.
     delivery.published = 0
-    assert delivery.item().prompt_tokens == wanted
+    assert delivery.item().told_prompt == wanted
     successor = make_delivery()
-    successor.recall([TokenChunk(0, (7, 8), "", 1, prompt_tokens=wanted)])
+    successor.recall([TokenChunk(0, (7, 8), "", 1, told_prompt=wanted)])
     assert successor.item() is None
     successor.published = 0
-    assert successor.item().prompt_tokens == wanted
+    assert successor.item().told_prompt == wanted
 
 
 @pytest.mark.parametrize("num_top", [0, 20])
@@ -103,7 +103,7 @@ def test_an_entry_with_a_prompt_is_never_longer_than_readers_accept(num_top):
         delivery = delivery_of(length)
         delivery.tell_prompt(output)
         item = delivery.item()
-        assert unpack_tokens(pack_tokens(item.logprobs, item.prompt_tokens)).prompt
+        assert unpack_tokens(pack_tokens(item.logprobs, item.told_prompt)).prompt
     for length in (14, 64):
         delivery = delivery_of(length)
         with pytest.raises(InvalidRequest) as refused:
@@ -111,7 +111,7 @@ def test_an_entry_with_a_prompt_is_never_longer_than_readers_accept(num_top):
         assert refused.value.field == "body.prompt_logprobs"
         delivery.refuse(refused.value)
         item = delivery.item()
-        assert (item.token_ids, item.text, item.prompt_tokens) == ((), "", ())
+        assert (item.token_ids, item.text, item.told_prompt) == ((), "", ())
         assert item.completion.state is State.FAILED
 
 
@@ -119,7 +119,7 @@ def test_a_request_that_ends_before_its_first_token_says_nothing_of_its_prompt()
     delivery = make_delivery()
     request = make_request("a", prompt=[4, 5, 6], prompt_logprobs=0)
     delivery.tell_prompt(RequestOutput(request, 0, (), ""))
-    assert delivery.prompt_tokens == ()
+    assert delivery.told_prompt == ()
 
 
 def test_there_is_nothing_to_commit_before_the_first_token_and_once_all_are_published():

@@ -37,14 +37,14 @@ def test_a_harness_gets_the_likelihoods_that_the_engine_computed(gateway: Gatewa
                for choice, prompt in zip(choices, prompts, strict=True))  # fmt: skip
 
 
-def test_a_character_in_several_tokens_is_whole_where_the_prompt_was_text(
-    gateway: GatewayThread,
-) -> None:
+def test_a_character_in_several_tokens_is_whole(gateway: GatewayThread) -> None:
     none = {"echo": True, "max_tokens": 0, "logprobs": 0}
     (of_text,) = gateway.complete(TEXT, **none).body["choices"]
     (of_ids,) = gateway.complete(IDS, **none).body["choices"]
-    assert (of_text["text"], of_ids["text"]) == (TEXT, "a\ufffd\ufffd\ufffdb")
-    assert of_ids["logprobs"]["tokens"] == list("a\ufffd\ufffd\ufffdb")
+    assert of_text["text"] == of_ids["text"] == TEXT == "a\u4f60b"
+    parts = [r"bytes:\xe4", r"bytes:\xbd", r"bytes:\xa0"]
+    assert of_ids["logprobs"]["tokens"] == ["a", *parts, "b"]
+    assert of_ids["logprobs"]["text_offset"] == [0, 1, 1, 1, 2]
     # The worker begins a text with a token of its own.
     assert of_text["logprobs"]["tokens"][1:] == of_ids["logprobs"]["tokens"]
     assert of_text["logprobs"]["token_logprobs"] == numbers_of([BOS_ID, *IDS])
