@@ -208,13 +208,11 @@ def _token_id(key: object) -> int:
     """Reads a key of `logit_bias`: an integer, or a decimal string without leading zeros."""
     if isinstance(key, str):
         is_number = key.isascii() and key.isdigit() and len(key) <= MAX_DIGITS
-        if not is_number or key != str(int(key)):
-            message = "is no token id in digits without leading zeros"
-            raise FaultWithin(key[:MAX_SHOWN_KEY], message)
-        key = int(key)
+        if is_number and key == str(int(key)):
+            key = int(key)
     if type(key) is int and 0 <= key <= MAX_TOKEN_ID:
         return key
-    raise FaultWithin(str(key)[:MAX_SHOWN_KEY], "is no token id")
+    raise FaultWithin(str(key)[:MAX_SHOWN_KEY], "is no token id in digits without leading zeros")
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,9 +222,8 @@ class ParsedBody:
     `pooling` says which vector is wanted; None for an output.
     `tools`, `template_arguments` and `template_settings` are for the chat template.
     Of the prompt's tokens, only the last `max_prompt_tokens` are kept, or the first ones if it
-    `keeps_beginning`; None keeps all. Requests with another `cache_salt` do not share cached
-    prefixes with this one.
-    Of the prompt, the log tells its ids, the number of its tokens, or nothing.
+    `keeps_beginning`; None keeps all. The log tells its ids, their number, or nothing of it.
+    Requests with another `cache_salt` do not share cached prefixes with this one.
     `model` may include the name of an adapter. Only a worker that serves the model can tell; see
     `quire.wire.adapters`.
     """
@@ -333,14 +330,18 @@ def _model_of(body: Mapping[str, Any]) -> str | None:
 def _constraint_with(
     tools: ToolUse, constraint: Constraint | None, sampling: SamplingParams
 ) -> Constraint | None:
-    """The constraint of a request with functions. InvalidRequest if it cannot have both."""
-    if constraint is not None:
+    """The constraint of a request with functions. InvalidRequest if it cannot have both.
+
+    With functions that may be called, it is that on the content, which an output with calls lacks.
+    """
+    if constraint is not None and constraint.kind not in ("json_schema", "json_object"):
         raise InvalidRequest(constraint.field, "cannot be combined with tools")
     required = tools.constraint()
     if (required is not None or tools.strict) and sampling.ignore_eos:
         what = "a required call" if required is not None else "a strict function"
         raise InvalidRequest("body.ignore_eos", f"cannot be combined with {what}")
-    return required
+    # An output that must call has no content, which could have a form.
+    return required or constraint
 
 
 _Model = TypeVar("_Model", bound=BaseModel)

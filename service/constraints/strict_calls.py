@@ -1,7 +1,8 @@
-"""The grammar of an output that may call strict functions: free text, and calls that are valid.
+"""The grammars of outputs that may have calls: of strict functions, and beside content of a form.
 
-Free text has no mark that the parser of calls reads as one, and does not begin with JSON, which the
-parser reads as a call, too. So whatever the parser finds has passed the schema. Knows no request.
+Beside strict functions, the output is free text, and calls that are valid. Free text has no mark
+that the parser of calls reads as one, and does not begin with JSON, which the parser reads as a
+call, too. So whatever the parser finds has passed the schema. Knows no request.
 """
 
 from collections.abc import Iterable, Mapping
@@ -68,6 +69,33 @@ def mark_ids(tokenizer: Tokenizer) -> dict[str, int]:
     }
 
 
+def answering_grammar(marks: CallMarks | None, use: ToolUse, content: str) -> str:
+    """The grammar of an output that is content of a given form, or calls and nothing else.
+
+    `content` is the rule of that form, of this name. Without marks a call is JSON, as one that is
+    required. SchemaRefused if a schema cannot be enforced.
+    """
+    if marks is None:
+        call = use.schema_of_call()
+        own = {"$defs": call.pop("$defs")}
+        calls = {"type": "array", "items": call, "minItems": 1}
+        lines = [json_rule("call", call | own), json_rule("calls", calls | own)]
+        return "\n".join([f"start: content | call{' | calls' * use.is_parallel}", content, *lines])
+    if marks.format is HARMONY:
+        return _grammar_of_messages(marks.special, use.schema_of_call(), content=content)
+    one = marks.format
+    first, last = (
+        (f"({word(mark, marks.special)} SPACE?)? " for mark in one.around)
+        if len(one.around) == 2
+        else ("", "")
+    )
+    many = "+" if use.is_parallel else ""
+    bare = " | call SPACE?" if one.shape == "objects" else ""
+    called = f"{first}({word(one.begin, marks.special)} call SPACE?){many} {last}{bare}"
+    rules = call_rules(one, marks.special, use)
+    return "\n".join([f"start: content | {called}", content, *rules, f"SPACE: {_SPACE}"])
+
+
 def strict_grammar(marks: CallMarks, use: ToolUse) -> str:
     """The grammar, in the syntax of Lark. SchemaRefused if a schema cannot be enforced."""
     if marks.format is HARMONY:
@@ -108,8 +136,13 @@ def strict_grammar(marks: CallMarks, use: ToolUse) -> str:
     return "\n".join([start, *lines])
 
 
-def _grammar_of_messages(special: Mapping[str, int], schema_of_call: Mapping[str, Any]) -> str:
-    """The grammar of gpt-oss: reasoning and comments, and then an answer or one call."""
+def _grammar_of_messages(
+    special: Mapping[str, int], schema_of_call: Mapping[str, Any], *, content: str = ""
+) -> str:
+    """The grammar of gpt-oss: reasoning and comments, and then an answer or one call.
+
+    With a rule `content`, the answer has this form.
+    """
 
     def mark(text: str) -> str:
         return word(text, special)
@@ -130,7 +163,8 @@ def _grammar_of_messages(special: Mapping[str, int], schema_of_call: Mapping[str
         [
             f"start: before* (({' | '.join(calls)}) {last} | answer)",
             f'before: {begin}("analysis" | "commentary") {mark(_MESSAGE)} TEXT? {end}',
-            f'answer: {begin}"final" {mark(_MESSAGE)} TEXT?',
+            f'answer: {begin}"final" {mark(_MESSAGE)} {"content" if content else "TEXT?"}',
+            content,
             f"TEXT: {text_without(_HARMONY.marks)}",
             *rules,
         ]

@@ -16,8 +16,10 @@ from quire.wire.constraints import CONSTRAINTS, Constraint
 from quire.wire.logprobs import MAX_PROMPT_IDS, ToldPrompt, check_prompt_logprobs
 from quire.wire.pooling import is_pooled
 from quire.wire.protocol import GenerationRequest, Kind, ParsedBody, SamplingParams
+from service.constraints.grammars import ANY_OBJECT
 from service.constraints.schemas.checks import SchemaRefused
-from service.constraints.strict_calls import strict_grammar
+from service.constraints.strict_calls import answering_grammar, strict_grammar
+from service.constraints.terminals import json_rule
 from service.incoming.origins import with_changed_chat
 from service.model.continuations import encode_continued, refuse_faulty_choice
 from service.model.served import ServedModel
@@ -102,7 +104,7 @@ def engine_request(
         else None,
         pooling=pooling,
     )
-    return converted, body.constraint or _strict_constraint(body, served)
+    return converted, _constraint_of(body, served)
 
 
 def _kept(prompt_ids: list[int], body: ParsedBody) -> list[int]:
@@ -123,10 +125,22 @@ def _told_prompt(prompt_ids: list[int], body: ParsedBody) -> ToldPrompt:
     return tuple(prompt_ids)
 
 
-def _strict_constraint(body: ParsedBody, served: ServedModel) -> Constraint | None:
-    """The constraint on an output that may call strict functions. InvalidRequest."""
-    tools, marks = body.tools, served.tokenizer.call_marks
-    if tools is None or not tools.strict:
+def _constraint_of(body: ParsedBody, served: ServedModel) -> Constraint | None:
+    """The constraint on an output, as this model writes calls. InvalidRequest."""
+    tools, constraint, marks = body.tools, body.constraint, served.tokenizer.call_marks
+    if tools is None or tools.required:
+        return constraint
+    if constraint is not None:
+        schema = ANY_OBJECT if constraint.kind == "json_object" else constraint.value
+        field = constraint.field
+        try:
+            content = json_rule("content", schema)
+            field = tools.strict_field or "body.tools"
+            grammar = answering_grammar(marks, tools, content)
+        except SchemaRefused as error:
+            raise InvalidRequest(field, str(error)) from error
+        return Constraint("grammar", grammar, constraint.field)
+    if not tools.strict:
         return None
     field = tools.strict_field
     if marks is None:

@@ -81,7 +81,7 @@ def parsed(**fields: Any) -> ParsedBody:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [NOW], "parallel_tool_calls": "no"}, "parallel_tool_calls"),
         ({"tools": [NOW], "regex": "a"}, "regex"),
-        ({"tools": [NOW], "response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [NOW], "guided_choice": ["a"]}, "guided_choice"),
         ({"tools": [NOW], "tool_choice": "required", "ignore_eos": True}, "ignore_eos"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs.messages"),
@@ -326,3 +326,15 @@ def test_only_allowed_functions_are_told_and_called() -> None:
     jsonschema.validate(called, body.constraint.value)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate([{"name": "plant", "arguments": {}}], body.constraint.value)
+
+
+def test_a_form_of_the_content_stands_beside_functions_that_may_be_called() -> None:
+    wanted = {"response_format": {"type": "json_object"}}
+    body = parsed(tools=[NOW, WEATHER], **wanted)
+    assert body.constraint is not None and body.tools is not None
+    assert (body.constraint.kind, body.constraint.field) == ("json_object", "body.response_format")
+    # An output that must call has no content, and one that may not call is an answer.
+    required = parsed(tools=[NOW], tool_choice="required", **wanted).constraint
+    assert required is not None and required.field == "body.tools"
+    none = parsed(tools=[NOW], tool_choice="none", **wanted)
+    assert none.tools is None and none.constraint == body.constraint

@@ -18,7 +18,14 @@ from quire.openai.tools.reasoning import DEFAULT_REASONING
 from quire.wire.constraints import Constraint
 from quire.wire.sampling import parse_body
 from service.constraints.grammars import CompiledGrammars, load_grammars
-from service.constraints.strict_calls import CallMarks, call_marks, mark_ids, strict_grammar
+from service.constraints.strict_calls import (
+    CallMarks,
+    answering_grammar,
+    call_marks,
+    mark_ids,
+    strict_grammar,
+)
+from service.constraints.terminals import json_rule
 from tests.quire.wire.test_tools import CHAT, WEATHER, function
 from tests.service.constraints.called import FAMILIES
 from tests.service.fake_model import EOS_ID, VOCAB_SIZE, byte_tokenizer
@@ -313,3 +320,61 @@ def test_strict_functions_end_where_the_grammar_does() -> None:
     with pytest.raises(InvalidRequest) as caught:
         parse_body("chat.completions", CHAT | {"tools": TOOLS, "ignore_eos": True})
     assert caught.value.field == "body.ignore_eos"
+
+
+#: The form of content beside calls.
+ANSWER = {
+    "type": "object",
+    "properties": {"degrees": {"type": "integer"}},
+    "required": ["degrees"],
+    "additionalProperties": False,
+}
+GOOD, CALLED = '{"degrees": 7}', {"city": "Rome", "remark": "x"}
+#: A model without marks of calls, too.
+ANY_MODEL = [*FAMILIES, None]
+
+
+def answering(name: str | None, **fields: Any) -> tuple[Constraint, Tokenizer, CompiledGrammars]:
+    """The constraint on content of the form ANSWER, or calls, for a family of models."""
+    marks, tokenizer, grammars = model(name or "hermes")
+    use = parse_body("chat.completions", CHAT | {"tools": TOOLS} | fields).tools
+    assert use is not None
+    grammar = answering_grammar(None if name is None else marks, use, json_rule("content", ANSWER))
+    return Constraint("grammar", grammar, "body.response_format"), tokenizer, grammars
+
+
+def call_in(name: str | None, function_name: str, arguments: dict[str, Any]) -> str:
+    if name is None:
+        return json.dumps({"name": function_name, "arguments": arguments})
+    return FAMILIES[name].write(function_name, arguments)
+
+
+def content_in(name: str | None, text: str) -> str:
+    return f"<|channel|>final<|message|>{text}" if name == "harmony" else text
+
+
+@pytest.mark.parametrize("name", ANY_MODEL)
+def test_content_of_a_form_or_calls_and_nothing_else(name: str | None) -> None:
+    wanted, tokenizer, grammars = answering(name)
+
+    def may_be(text: str) -> bool:
+        matcher = grammars.compile(wanted).deep_copy()
+        ids = ids_of(tokenizer, text)
+        return matcher.validate_tokens([*ids, EOS_ID]) == len(ids) + 1
+
+    assert may_be(content_in(name, GOOD))
+    assert may_be(call_in(name, "weather", CALLED))
+    assert may_be(call_in(name, "note", {"any": [1, "x"]}))
+    for wrong in ("It is warm.", '{"degrees": "7"}', "{}", GOOD + GOOD, "[]"):
+        assert not may_be(content_in(name, wrong)), wrong
+    assert not may_be(call_in(name, "weather", {"city": "Bonn", "remark": "x"}))
+    assert not may_be(call_in(name, "later", {}))
+    assert not may_be(content_in(name, GOOD) + call_in(name, "now", {}))
+
+
+@pytest.mark.parametrize("name", ANY_MODEL)
+def test_what_may_come_beside_calls_is_read_as_content(name: str | None) -> None:
+    parser = ToolCallParser(SCHEMAS, types=TYPES, reasoning=DEFAULT_REASONING.formats)
+    pieces = [*parser.feed(content_in(name, GOOD)), *parser.finish()]
+    assert "".join(one.text for one in pieces if one.kind == "content") == GOOD
+    assert not any(one.kind == "call" for one in pieces)

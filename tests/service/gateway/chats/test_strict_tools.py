@@ -1,9 +1,11 @@
 """Strict functions under `auto` in a worker: constrained, also after a takeover, or refused."""
 
+import json
 from typing import Any
 
 import pytest
 
+from quire.openai.tools.answers import message_of
 from quire.wire.constraints import Constraint
 from quire.wire.sampling import parse_body
 from quire.wire.tools import ToolUse
@@ -48,11 +50,63 @@ def test_a_takeover_goes_on_under_the_same_grammar(queue: Queue) -> None:
     assert output.text == text_of(expected)
 
 
+#: The form of the content that an output without calls has.
+FORMAT = {"type": "json_schema", "json_schema": {"name": "sum", "schema": {"enum": [{"sum": 2}]}}}
+
+
+@pytest.mark.parametrize("marks", [HERMES, None], ids=["marks", "no mark"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": FORMAT},
+        {"guided_json": FORMAT["json_schema"]["schema"]},
+        {"structured_outputs": {"json": FORMAT["json_schema"]["schema"]}},
+        {"response_format": {"type": "json_object"}},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_an_answer_beside_functions_is_of_its_form_or_calls(
+    queue: Queue, marks: CallMarks | None, fields: dict[str, Any]
+) -> None:
+    asked = {"tools": TOOLS, "max_tokens": 600, **fields}
+    ids = [queue.submit(ASK, kind="chat.completions", seed=seed, **asked) for seed in range(6)]
+    told = set()
+    with WorkerThread(queue.settings(), tokenizer=speaking(marks)):
+        for request_id in ids:
+            output = queue.result(request_id)
+            assert output.completion.error is None
+            if output.completion.finish_reason == "length":
+                continue
+            message = message_of("r", 0, ["now", "weather"], output.text)
+            calls = message.get("tool_calls", [])
+            told.add("calls" if calls else "content")
+            for call in calls:
+                json.loads(call["function"]["arguments"])
+            if not calls and "json_object" not in str(fields):
+                assert json.loads(message["content"]) == {"sum": 2}
+            if not calls:
+                assert isinstance(json.loads(message["content"]), dict)
+    assert told
+
+
+def test_a_form_that_cannot_be_enforced_is_refused_by_its_own_field(queue: Queue) -> None:
+    schema = {"type": "object", "not": {}}
+    format_ = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    request_id = queue.submit(ASK, kind="chat.completions", tools=TOOLS, response_format=format_)
+    with WorkerThread(queue.settings(), tokenizer=speaking(HERMES)):
+        error = queue.result(request_id).completion.error
+    assert error is not None and error.field == "body.response_format"
+
+
 @pytest.mark.parametrize(
     ("marks", "tools", "message"),
     [
         (None, TOOLS, "cannot be enforced, as this model has no mark"),
-        (HERMES, [function("f", strict=True, parameters={"type": "object", "not": {}})], "`not`"),
+        (
+            HERMES,
+            [function("f", strict=True, parameters={"type": "object", "not": {}})],
+            "could be enforced",
+        ),
     ],
     ids=["no mark", "no schema"],
 )
