@@ -5,6 +5,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 #: The environment of the second engine: vLLM pins other versions than constraints.txt.
 VLLM_VENV ?= .venv-vllm
+#: What the Triton kernels are tested with, before the packages of the environment of tests.
+KERNELS_VENV ?= .venv-kernels
 #: Which build of torch: `cpu`, `cuda`, or empty for what pip gives under the constraints.
 TORCH ?=
 #: Where pip finds the `cpu` build of torch, if the configured index does not carry it.
@@ -48,7 +50,7 @@ INSTALL := $(BIN)/python -m pip install --quiet
 VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-vllm demo test test-vllm check release-check sbom docs pre-commit lint types imports format requests bench bench-peers bench-http bench-neighbours profile bench-protocol bench-gateway bench-embeddings bench-batches bench-models bench-scheduling bench-scheduler soak soak-service fetch-model golden-models modelcheck sim fuzz chaos chaos-cluster test-clients test-console test-tools up down clean check-native test-gpu bench-gpu
+.PHONY: help env env-vllm demo test test-vllm check release-check sbom docs pre-commit lint types imports format requests bench bench-peers bench-http bench-neighbours profile bench-protocol bench-gateway bench-embeddings bench-batches bench-models bench-scheduling bench-scheduler soak soak-service fetch-model golden-models modelcheck sim fuzz chaos chaos-cluster test-clients test-console test-tools up down clean check-native test-kernels test-gpu bench-gpu
 
 help: ## print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -155,6 +157,17 @@ pre-commit: $(VENV)/hooks.installed ## all hooks on all files; `.venv/bin/pre-co
 check-native: $(VENV)/dev.installed ## the C++ kernels: warnings as errors, sanitizers, and a control
 	OMP_NUM_THREADS=2 $(BIN)/python -m tests.engine.model.check_native
 
+$(KERNELS_VENV)/installed: constraints-kernels.txt | $(VENV)/dev.installed
+	$(BIN)/python -m venv $(KERNELS_VENV)
+	PIP_CONSTRAINT= $(KERNELS_VENV)/bin/python -m pip install --quiet --no-deps -r constraints-kernels.txt
+	@# Python finds everything else where the other tests find it.
+	@$(BIN)/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
+		> "$$($(KERNELS_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/beside.pth"
+	@touch $@
+
+test-kernels: $(KERNELS_VENV)/installed ## the Triton kernels without a GPU: compiled for four chips, and interpreted; with controls
+	OMP_NUM_THREADS=1 $(KERNELS_VENV)/bin/python -m tests.kernels $(ARGS)
+
 test-gpu: $(if $(GPU_PYTHON),,$(VENV)/dev.installed) ## what only a GPU can show: right first; without one it says so (GPU_PYTHON=python3)
 	$(or $(GPU_PYTHON),$(BIN)/python) -m tests.gpu $(ARGS)
 
@@ -246,4 +259,4 @@ down: ## stop the stack
 	docker compose --profile cpu --profile gpu --profile vllm --profile vllm-cpu --profile gateway --profile batcher --profile notifier --profile console down
 
 clean: ## remove the environment and all caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist
+	rm -rf $(VENV) $(KERNELS_VENV) .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist

@@ -22,7 +22,8 @@ PAGE = """
 
 
 def test_every_folder_of_tests_has_a_budget():
-    folders = {path.parent for path in (ROOT / "tests").glob("*/**/test_*.py")}
+    files = ("*/**/test_*.py", "*/**/check_*.py")
+    folders = {path.parent for pattern in files for path in (ROOT / "tests").glob(pattern)}
     names = {"/".join(folder.relative_to(ROOT).parts[:2]) for folder in folders}
     told = {name for names in budgets(CONTRIBUTING.read_text()) for name in names}
     assert told == names | {COLLECTION}
