@@ -70,7 +70,9 @@ def claim_reply(data: bytes) -> None:
     """What CLAIM hands over, its log and its body taken from the bytes."""
     entry_id, fields = _entry(data)
     flat = [part for pair in fields.items() for part in pair]
-    reply = [b"claimed", b"1", data, 1, b"0", b"", 0, [[entry_id, flat]], 0, b"1"]
+    reply = [b"claimed", b"1", data, 1, b"0", b"", 0, [[entry_id, flat]], 0]
+    # Arrival, moment, deadline, end of the target latency, limit of the answer.
+    reply += [b"1", b"1", b"0", b"0", b""]
     with contextlib.suppress(ProtocolError):
         assert isinstance(claim_answer("r", "owner", reply), Claimed)
 
@@ -126,6 +128,10 @@ _FIELDS = [
     {b"from": b"0", b"text": b"ab", b"ids": pack_tokens(
         [1, 2], [PromptToken(8, None, "x"), PromptToken(9, -2.5, "y", (TopLogprob(9, -2.5, "y"),))]
     )},
+    {b"from": b"0", b"text": b"a", b"ids": pack_tokens(
+        [TokenLogprob(1, -0.5, "\ufffd", (), b"\xe2"), TokenLogprob(2, -0.5, "b")], (5, 6, 7)
+    )},
+    {b"from": b"0", b"text": b"a", b"ids": pack_tokens([1, 2], 3)},
     {b"done": _DONE.encode(), b"attempts": b"1", b"resumes": b"0", b"submitted_ms": b"5",
      b"finished_ms": b"9", b"metadata": pack({"a": 1}), b"prefix": b"3.4"},
     {b"state": b"running", b"priority": b"1", b"published": b"2", b"attempts": b"1",
@@ -180,5 +186,5 @@ def _check_cuts(chunk: TokenChunk) -> None:
         assert rest is not None
         assert rest.token_ids == chunk.token_ids[seen - chunk.start :]
         assert rest.logprobs == chunk.logprobs[seen - chunk.start :]
-        assert not rest.prompt_tokens
+        assert not rest.told_prompt
         assert chunk.text.endswith(rest.text)
