@@ -14,8 +14,8 @@ key and channel of a query, divided by the rate of a large matrix product in the
 of a step is the wall-clock time until its tokens are on the host. The time of the device alone is
 printed beside it.
 
-Finally, a whole engine runs the same requests in two modes, alternately: waiting for the tokens of
-each step, and launching the next step while one is in flight.
+Finally, a whole engine runs the same requests, in turns: it waits for the tokens of each step, or
+launches the next one while one is in flight.
 """
 
 import argparse
@@ -143,10 +143,9 @@ def main() -> int:
         "operations_per_second": limits.operations,
         "cells": [],
     }
-    counts = list(arguments.requests)
     failures = 0
     for shape in arguments.shapes:
-        for line in lines_of(shape, counts, limits):
+        for line in lines_of(shape, list(arguments.requests), limits):
             failures += "error" in line
             report["cells"].append(line)
             if arguments.json:
@@ -218,8 +217,9 @@ def load(shape: str, *, max_num_seqs: int) -> Loaded:
             device=DEVICE.type,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=PROMPT,
-            # Only as much as the largest cell needs, and not all memory of the device.
+            # Only what the largest cell needs: to pin gigabytes of the host takes many seconds.
             kv_cache_memory_bytes=max(max_num_seqs * CONTEXT, PROMPT) * bytes_per_token(shape),
+            num_host_blocks=0,
         )
     for layer in range(sizes["num_hidden_layers"]):
         # Random numbers, because products of zeros take less power, and so less time.

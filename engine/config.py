@@ -6,6 +6,10 @@ Frozen: resolving "auto" values creates a new object.
 from dataclasses import dataclass
 from typing import Literal
 
+#: Default of `max_num_seqs` by type of device. A decode on a GPU reads the weights once for all its
+#: rows, and takes little longer with more of them.
+NUM_SEQS = {"cpu": 64, "cuda": 256}
+
 #: The number of priority classes.
 NUM_CLASSES = 4
 
@@ -34,7 +38,7 @@ class EngineConfig:
     block_size: int = 16
     num_host_blocks: int = 0
     #: Most rows per step, which is also the most requests in state RUNNING.
-    max_num_seqs: int = 64
+    max_num_seqs: int = NUM_SEQS["cpu"]
     #: Most tokens per step, of prefills and decodes together.
     max_num_batched_tokens: int = 512
     #: The most tokens of one request per step; with 0, only the step's limit applies.

@@ -3,11 +3,11 @@
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from engine.config import MAX_SCORED_TOKENS
+from engine.config import MAX_SCORED_TOKENS, NUM_SEQS
 from engine.errors import ModelRefused
 from engine.vllm.adapters import CheckedAdapters, check_adapters
 from engine.vllm.arguments import engine_args
@@ -37,6 +37,7 @@ class VllmFacts:
     eos_token_ids: frozenset[int]
     num_blocks: int
     block_size: int
+    max_num_seqs: int
     max_num_batched_tokens: int
     #: See `EngineConfig`; 0 where vLLM does not compute every hidden state of a prompt.
     max_scored_tokens: int
@@ -50,9 +51,9 @@ class VllmFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmLimits:
-    """The settings of a worker that vLLM gets; None for vLLM's own default."""
+    """The settings of a worker that vLLM gets; None for a default of vLLM or of the device."""
 
-    max_num_seqs: int
+    max_num_seqs: int | None
     dtype: str = "auto"
     max_num_batched_tokens: int | None = None
     long_prefill_token_threshold: int = 0
@@ -90,7 +91,10 @@ def load_vllm(
         from engine.vllm.processor import EOS_KEY
     except ModuleNotFoundError as error:
         raise ModelRefused(f"engine vllm: the module {error.name} is missing") from error
-    checked = check_adapters(folder, adapters or {}, for_none=current_platform.is_cpu())
+    is_cpu = current_platform.is_cpu()
+    seqs = limits.max_num_seqs or NUM_SEQS["cpu" if is_cpu else "cuda"]
+    limits = replace(limits, max_num_seqs=seqs)
+    checked = check_adapters(folder, adapters or {}, for_none=is_cpu)
     arguments = _arguments(folder, limits, dict(given), checked)
     try:
         config = arguments.create_engine_config()
@@ -117,7 +121,7 @@ def _arguments(
         if "max_model_len" in given:
             raise ModelRefused("vllm: set max_model_len once, not for the worker and for vLLM")
         given["max_model_len"] = limits.max_model_len
-    ours = {
+    ours: dict[str, Any] = {
         "model": str(folder),
         "dtype": limits.dtype,
         "max_num_seqs": limits.max_num_seqs,
@@ -138,6 +142,7 @@ def _arguments(
         "additional_config": {},
         "seed": 0,
     }
+    assert limits.max_num_seqs is not None
     loras = adapters.arguments(max_num_seqs=limits.max_num_seqs)
     ours |= {name: value for name, value in loras.items() if name not in given}
     return engine_args(given, ours)
@@ -166,6 +171,7 @@ def _facts(
         # One block is vLLM's own: it stands for tokens that are no longer needed.
         num_blocks=cache.num_gpu_blocks - 1,
         block_size=cache.block_size,
+        max_num_seqs=config.scheduler_config.max_num_seqs,
         max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
         max_scored_tokens=0 if cache.kv_sharing_fast_prefill else MAX_SCORED_TOKENS,
         fingerprint=f"{digest.hexdigest()[:32]}-{version}-{sizes}",

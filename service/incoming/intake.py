@@ -62,7 +62,8 @@ class Intake:
 
     `num_intakes` intakes feed the same engine. Each takes its share of the room, rounded up, so
     that together they claim hardly more than one would. `fingerprint` names the engine in claims.
-    `policy` is that of the engine, by which the queue is ranked from now on.
+    `policy` is that of the engine, by which the queue is ranked from now on; it runs `max_num_seqs`
+    requests at once.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Intake:
         reception: Reception,
         fingerprint: str,
         policy: QueuePolicy,
+        max_num_seqs: int,
         shard: int = 0,
         num_intakes: int = 1,
         loop: EngineLoop,
@@ -90,6 +92,7 @@ class Intake:
         self._trials = Trials(outbox)
         self._fingerprint = fingerprint
         self._policy = policy
+        self._max_num_seqs = max_num_seqs
         self._candidates = Candidates(
             broker, contact=contact, skip_seconds=settings.lease_seconds, clock=clock
         )
@@ -150,8 +153,7 @@ class Intake:
         return self._trials.limit(-(-room // self._num_intakes))
 
     def _may_claim(self, least: Priority) -> bool:
-        settings = self._settings
-        most = settings.max_num_seqs + settings.claim_batch + MAX_ENDED_CLAIMS
+        most = self._max_num_seqs + self._settings.claim_batch + MAX_ENDED_CLAIMS
         return self._outbox.num_claims < most and not self._trials.forbid(least)
 
     def _round(self) -> None:

@@ -7,14 +7,14 @@ inside a function, so that `--help` and the tests of the service need not load t
 import gc
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from engine.config import EngineConfig
+from engine.config import NUM_SEQS, EngineConfig
 from engine.engine import Engine
 from engine.errors import ModelRefused
 from engine.port import TokenEngine
@@ -249,16 +249,8 @@ def vllm_limits(settings: Settings) -> "VllmLimits":
     """What vLLM gets of the settings, besides the table `vllm`."""
     from engine.vllm.load import VllmLimits
 
-    return VllmLimits(
-        dtype=settings.dtype,
-        max_num_seqs=settings.max_num_seqs,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        long_prefill_token_threshold=settings.long_prefill_token_threshold,
-        num_blocks=settings.num_blocks,
-        kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
-        enable_prefix_caching=settings.enable_prefix_caching,
-        max_model_len=settings.max_model_len,
-    )
+    names = [each.name for each in fields(VllmLimits)]
+    return VllmLimits(**{name: getattr(settings, name) for name in names})
 
 
 def served_by_vllm(settings: Settings, facts: "VllmFacts") -> ServedModel:
@@ -270,6 +262,7 @@ def served_by_vllm(settings: Settings, facts: "VllmFacts") -> ServedModel:
         num_blocks=facts.num_blocks,
         num_host_blocks=0,
         block_size=facts.block_size,
+        max_num_seqs=facts.max_num_seqs,
         max_num_batched_tokens=facts.max_num_batched_tokens,
         max_model_len=facts.max_model_len,
         vocab_size=facts.vocab_size,
@@ -298,6 +291,7 @@ def _config_from(facts: "ConfigFacts", settings: Settings) -> EngineConfig:
         num_host_blocks=facts.num_host_blocks,
         block_copy_seconds=facts.block_copy_seconds,
         block_size=facts.block_size,
+        max_num_seqs=facts.max_num_seqs,
         max_num_batched_tokens=facts.max_num_batched_tokens,
         max_model_len=facts.max_model_len,
         vocab_size=facts.vocab_size,
@@ -346,6 +340,7 @@ def engine_config(
     num_blocks: int,
     num_host_blocks: int | None = None,
     block_copy_seconds: float = 0.0,
+    max_num_seqs: int | None = None,
     max_num_batched_tokens: int,
     max_model_len: int,
     vocab_size: int,
@@ -364,7 +359,7 @@ def engine_config(
         num_host_blocks=(settings.num_host_blocks or 0)
         if num_host_blocks is None
         else num_host_blocks,
-        max_num_seqs=settings.max_num_seqs,
+        max_num_seqs=max_num_seqs or settings.max_num_seqs or NUM_SEQS["cpu"],
         max_num_batched_tokens=max_num_batched_tokens,
         long_prefill_token_threshold=settings.long_prefill_token_threshold,
         max_prefill_tokens=settings.max_prefill_tokens,

@@ -199,6 +199,7 @@ class Parts:
             reception=reception,
             fingerprint=served.fingerprint,
             policy=served.queue_policy,
+            max_num_seqs=served.engine.config.max_num_seqs,
             shard=place.number,
             num_intakes=num_intakes,
             loop=self.loop,

@@ -7,6 +7,8 @@ and has no effect causes a warning. Defaults never cause one: nobody has chosen 
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from engine.config import NUM_SEQS
+
 #: The keys of a request are kept for at least this many leases. Their expiry is renewed when half
 #: of it has passed. So at least half is left when a worker dies: one lease until the claim expires,
 #: and one in which another worker finds the request.
@@ -34,7 +36,7 @@ class Combined(Protocol):
     num_blocks: int | None
     kv_cache_memory_bytes: int | None
     num_host_blocks: int | None
-    max_num_seqs: int
+    max_num_seqs: int | None
     max_num_batched_tokens: int | None
     long_prefill_token_threshold: int
     max_prefill_tokens: int
@@ -98,7 +100,7 @@ _REFUSED: tuple[Rule, ...] = (
         ),
     ),
     (
-        lambda s: sum(share > 0 for share in s.class_shares) > s.max_num_seqs,
+        lambda s: sum(share > 0 for share in s.class_shares) > _least_seqs(s),
         "class_shares needs a slot for each class with a share: raise max_num_seqs",
     ),
     (
@@ -171,11 +173,16 @@ def without_effect(settings: Combined) -> Iterator[str]:
         if name in settings.model_fields_set and is_unused(settings):
             yield f"{name} has no effect: {reason}"
     budget = settings.max_num_batched_tokens
-    if budget is not None and budget < settings.max_num_seqs:
+    if budget is not None and budget < _least_seqs(settings):
         yield (
             f"at most {budget} requests run at once, fewer than max_num_seqs: each needs a token "
             "of max_num_batched_tokens in every step"
         )
+
+
+def _least_seqs(settings: Combined) -> int:
+    """Requests that run at once, whatever the device is."""
+    return settings.max_num_seqs or min(NUM_SEQS.values())
 
 
 def _largest_drafted_step(settings: Combined) -> int:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
-from engine.config import NUM_CLASSES, BatchMode, PolicyName, PreemptionMode
+from engine.config import NUM_CLASSES, NUM_SEQS, BatchMode, PolicyName, PreemptionMode
 from service.settings.fields import setting, split_list
 from service.settings.reading import ProcessSettings
 
@@ -136,7 +136,12 @@ class EngineSettings(ProcessSettings):
         "KV cache", "Share the blocks of equal prompt prefixes within a tenant.", default=True
     )
 
-    max_num_seqs: int = setting("Scheduler", "Requests running at once.", default=64, ge=1)
+    max_num_seqs: int | None = setting(
+        "Scheduler",
+        "Requests running at once. Unset: {cpu} on a CPU, {cuda} on a GPU.".format(**NUM_SEQS),
+        default=None,
+        ge=1,
+    )
     max_num_batched_tokens: int | None = setting(
         "Scheduler",
         "Most tokens computed per step, prefill and decode together. A larger value serves long "

@@ -17,9 +17,10 @@ from transformers import (
 )
 
 from engine.batch import ModelRunner
+from engine.config import NUM_SEQS
 from engine.errors import ModelRefused
 from engine.model.device.step_threads import StepThreads
-from engine.model.load.load_runner import load_runner
+from engine.model.load.load_runner import load_runner, prepared_device
 from engine.model.pooling.encoder import (
     Classifier,
     Form,
@@ -70,7 +71,7 @@ class LoadedPooler:
 def load_embedder(
     path: str | Path,
     *,
-    max_num_seqs: int,
+    max_num_seqs: int | None,
     max_num_batched_tokens: int | None,
     max_model_len: int | None = None,
     dtype: str = "auto",
@@ -102,7 +103,7 @@ def load_embedder(
         folder,
         config,
         dtype=dtype,
-        device=torch.device(_default_device() if device == "auto" else device),
+        device=prepared_device(device),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
@@ -112,7 +113,7 @@ def load_embedder(
 def load_classifier(
     path: str | Path,
     *,
-    max_num_seqs: int,
+    max_num_seqs: int | None,
     max_num_batched_tokens: int | None,
     max_model_len: int | None = None,
     dtype: str = "auto",
@@ -124,7 +125,7 @@ def load_classifier(
         ModelRefused: the model cannot be served; the message is one sentence.
     """
     given, config = opened(path)
-    target = torch.device(_default_device() if device == "auto" else device)
+    target = prepared_device(device)
     folder = VectorFolder(weights=given, mode="cls", normalizes=False)
     model = _read(given, dtype, target, AutoModelForSequenceClassification)
     base = getattr(model, model.base_model_prefix, model)
@@ -137,7 +138,7 @@ def load_classifier(
         name="classifier",
         device=target,
         most=most,
-        seats=max_num_seqs,
+        seats=max_num_seqs or NUM_SEQS[target.type],
         step=_step_tokens(max_num_batched_tokens, target, most),
         width=int(model.config.num_labels or 0),
     )
@@ -189,7 +190,7 @@ def _encoder(
     *,
     dtype: str,
     device: torch.device,
-    max_num_seqs: int,
+    max_num_seqs: int | None,
     max_num_batched_tokens: int | None,
     max_model_len: int | None,
 ) -> LoadedPooler:
@@ -205,7 +206,7 @@ def _encoder(
         name=f"encoder-{form.name}-{mode}",
         device=device,
         most=most,
-        seats=max_num_seqs,
+        seats=max_num_seqs or NUM_SEQS[device.type],
         step=_step_tokens(max_num_batched_tokens, device, most),
         width=int(model.config.hidden_size),
     )
@@ -277,6 +278,7 @@ def _facts(
         block_size=most,
         bytes_per_block=0,
         block_copy_seconds=0.0,
+        max_num_seqs=seats,
         max_num_batched_tokens=step,
         fingerprint=f"{digest.hexdigest()[:32]}-{name}-{device.type}",
         tokenizer_source=folder.weights,
@@ -328,7 +330,3 @@ def _longest_prompt(
     if not known:
         raise ModelRefused(f"{folder.weights} names no longest prompt; set max_model_len")
     return min(known)
-
-
-def _default_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 import torch
 
+from engine.config import NUM_SEQS
 from engine.errors import ModelRefused
 from engine.model.attention.interface import AttentionUnavailable
 from engine.model.decoder.decoder import Decoder
@@ -46,7 +47,7 @@ TOUCHED_AT_ONCE_BYTES = 32 << 20
 def load_runner(
     path: str | Path,
     *,
-    max_num_seqs: int,
+    max_num_seqs: int | None,
     max_num_batched_tokens: int | None = None,
     num_speculative_tokens: int = 0,
     max_speculative_step_tokens: int = 0,
@@ -76,9 +77,9 @@ def load_runner(
     `adapters` are LoRA folders by name, `load` reads weights. With a clock `now`, copies are timed,
     and first blocks are touched. ModelRefused if this cannot be served here, or memory lacks.
     """
-    target = _prepared(device)
-    most_tokens = max_num_batched_tokens or max(NUM_BATCHED_TOKENS[target.type], 2 * max_num_seqs)
-    limits = Limits(max_num_seqs, most_tokens, num_speculative_tokens, max_speculative_step_tokens)
+    target = prepared_device(device)
+    rows, tokens = _step_limits(target, max_num_seqs, max_num_batched_tokens)
+    limits = Limits(rows, tokens, num_speculative_tokens, max_speculative_step_tokens)
     chosen = choose(
         load(path, dtype=dtype, device=target),
         attention_backend=attention_backend,
@@ -105,9 +106,16 @@ def load_runner(
     return _runner(chosen, kv_pool, graphs, limits, facts, async_scheduling=async_scheduling)
 
 
-def _prepared(device: str) -> torch.device:
-    """The device of a name, or of "auto", with no more threads than the container has."""
+def _step_limits(device: torch.device, rows: int | None, tokens: int | None) -> tuple[int, int]:
+    """The most rows and tokens of a step: as given, or the default of the device."""
+    rows = rows or NUM_SEQS[device.type]
+    return rows, tokens or max(NUM_BATCHED_TOKENS[device.type], 2 * rows)
+
+
+def prepared_device(device: str) -> torch.device:
+    """The device of a name, or of "auto", and torch prepared to compute there."""
     _limit_threads_to_container()
+    _sum_in_float32()
     return torch.device(_default_device() if device == "auto" else device)
 
 
@@ -120,6 +128,16 @@ def _limit_threads_to_container() -> None:
     processors = whole_processors(CGROUP)
     if processors is not None and processors < torch.get_num_threads():
         torch.set_num_threads(processors)
+
+
+def _sum_in_float32() -> None:
+    """Let products on a GPU round their sums once, also where a sum is divided among programs.
+
+    torch lets the matrix library add such parts in half precision by default.
+    """
+    matmul = torch.backends.cuda.matmul
+    matmul.allow_bf16_reduced_precision_reduction = False
+    matmul.allow_fp16_reduced_precision_reduction = False
 
 
 def _default_device() -> str:
@@ -290,6 +308,7 @@ def _facts(
         block_size=kv_pool.block_size,
         bytes_per_block=kv_pool.bytes_per_block,
         block_copy_seconds=copy_seconds,
+        max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         fingerprint="-".join(path),
         tokenizer_source=chosen.source,

@@ -40,7 +40,7 @@ class ConfigFacts:
         tokenizer_source: the folder with the tokenizer files, or the GGUF file.
         bytes_per_block: of one block, all layers.
         block_copy_seconds: measured, to copy one block to the host and back.
-        max_num_batched_tokens: as configured, or the default of the device.
+        max_num_seqs, max_num_batched_tokens: as configured, or the default of the device.
         dtype, device: the resolved values of "auto".
         adapters: the fingerprints of the adapters that requests may use, by name.
     """
@@ -53,6 +53,7 @@ class ConfigFacts:
     block_size: int
     bytes_per_block: int
     block_copy_seconds: float
+    max_num_seqs: int
     max_num_batched_tokens: int
     fingerprint: str
     tokenizer_source: Path

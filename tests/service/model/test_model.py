@@ -48,7 +48,8 @@ def test_the_engine_plans_steps_as_large_as_the_runner_computes(asked):
     settings = make_settings(
         "redis://nowhere", "queue", num_blocks=16, device="cpu", max_num_batched_tokens=asked
     )
-    assert load_model(settings).engine.config.max_num_batched_tokens == (asked or 256)
+    config = load_model(settings).engine.config
+    assert (config.max_num_seqs, config.max_num_batched_tokens) == (64, asked or 256)
 
 
 @pytest.mark.usefixtures("unfrozen")
