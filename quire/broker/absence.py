@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 
 from quire.keys import Keys
 from quire.transitions.replies import ms_of, readable, worker_of
-from quire.transitions.values import WorkerInfo
+from quire.transitions.workers import WorkerInfo
 from quire.transport.procedure import Procedure, RoundTrip, command
 
 #: The shard that every worker of a queue serves, unless its settings name only other shards.

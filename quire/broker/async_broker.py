@@ -20,7 +20,8 @@ from quire.broker.waits import MAX_ENTRIES_PER_STREAM
 from quire.keys import Keys
 from quire.transitions.calls import submit_call
 from quire.transitions.output_log import OutputRead
-from quire.transitions.values import RequestStatus, Submitted, WorkerInfo
+from quire.transitions.values import RequestStatus, Submitted
+from quire.transitions.workers import WorkerInfo
 from quire.transport.cluster.async_connection import connect_to_cluster_async
 from quire.transport.cluster.connection import is_cluster_url
 from quire.transport.connection import (

@@ -7,7 +7,7 @@ trips.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,10 +18,10 @@ from redis.exceptions import ResponseError
 from quire.errors import BrokerUnavailable, ProtocolError
 from quire.keys import GROUP, Keys
 from quire.transitions.replies import POLICY_FIELDS, policy_of, readable, reading, worker_of
-from quire.transitions.values import QueuePolicy, WorkerInfo
+from quire.transitions.values import QueuePolicy
+from quire.transitions.workers import WorkerInfo
 from quire.transport.cluster.parts import at_each_node, servers_of
 from quire.transport.connection import Retrying
-from quire.wire.pooling import POOLED_KINDS
 from quire.wire.protocol import Activity, Priority
 
 #: The most deliveries read per stream to find the one that waits longest for its claim. Workers
@@ -96,30 +96,6 @@ class ShardState:
         num_entries = sum(each.num_undelivered + each.num_pending for each in self.ingress)
         num_ranked = sum(each.num_queued for each in self.ingress)
         return max(0, self.num_queued - max(num_ranked, num_entries) - self.num_turns)
-
-
-def models_of(workers: Iterable[WorkerInfo]) -> list[str]:
-    """The names of the models that live workers serve, sorted."""
-    return sorted(adapters_of(workers))
-
-
-def adapters_of(workers: Iterable[WorkerInfo]) -> dict[str, list[str]]:
-    """The models that live workers serve: name -> adapters that some worker has, sorted."""
-    found: dict[str, set[str]] = {}
-    for worker in workers:
-        if worker.model and worker.is_alive:
-            found.setdefault(worker.model, set()).update(worker.adapters)
-    return {model: sorted(found[model]) for model in sorted(found)}
-
-
-def kinds_of(workers: Iterable[WorkerInfo]) -> dict[str, str]:
-    """The models of live workers that make vectors: name -> the kind of requests they serve."""
-    return {
-        worker.model: kind
-        for worker in workers
-        for kind in POOLED_KINDS
-        if worker.model and worker.is_alive and worker.load.get(kind)
-    }
 
 
 def inspect_shards(connection: redis.Redis, shards: Sequence[Keys]) -> list[ShardState]:

@@ -12,15 +12,14 @@ from quire.broker.shard import Shard
 from quire.errors import InvalidRequest, UnknownRequest
 from quire.keys import GROUP
 from quire.transitions.calls import requeue_call
-from quire.transitions.defaults import FIELDS, QueueDefaults, default_fields, defaults_of
+from quire.transitions.control import DRAIN, Control
+from quire.transitions.defaults import FIELDS, QueueDefaults, default_fields
 from quire.transitions.fairness import Fairness
 from quire.transitions.replies import (
     backlog_of,
     dead_letter_of,
     fairness_fields,
-    fairness_of,
     limit_fields,
-    limits_of,
     policy_of,
     readable,
 )
@@ -29,8 +28,8 @@ from quire.transitions.values import (
     DeadLetter,
     QueueLimits,
     QueuePolicy,
-    WorkerInfo,
 )
+from quire.transitions.workers import WorkerInfo
 from quire.transport.procedure import command
 from quire.wire.output import State
 from quire.wire.protocol import Priority
@@ -40,9 +39,6 @@ MAX_REASON_LENGTH = 500
 
 #: About how many open requests one read of `open_of` examines.
 OPEN_PER_LOOK = 1000
-
-#: The prefix of the control hash's fields that ask a worker to drain.
-_DRAIN = "drain:"
 
 
 class Operating(Shard):
@@ -97,8 +93,7 @@ class Operating(Shard):
     def pause_reason(self) -> str | None:
         """The reason of the pause; None if the shard is not paused."""
         reason = self._read(command("hget", self.keys.control, "paused"))
-        # Operators may write it with redis-cli, in the encoding of their terminal.
-        return None if reason is None else reason.decode(errors="replace")
+        return None if reason is None else Control({b"paused": reason}).pause_reason
 
     def drain(self, worker: str) -> None:
         """Asks a worker to end: it claims nothing new, and finishes or releases its requests.
@@ -107,13 +102,15 @@ class Operating(Shard):
         expires after a day if no worker of that name has read it.
         """
         key, now = self.keys.control, self.now_ms()
-        self._change(lambda pipeline: pipeline.hset(key, f"{_DRAIN}{worker}", now))
+        self._change(lambda pipeline: pipeline.hset(key, f"{DRAIN}{worker}", now))
 
     def drain_wishes(self) -> frozenset[str]:
         """The workers that were asked to drain and have not confirmed it yet."""
-        names = self._read(command("hkeys", self.keys.control))
-        wishes = (name.decode(errors="replace") for name in names)
-        return frozenset(w.removeprefix(_DRAIN) for w in wishes if w.startswith(_DRAIN))
+        return self.control().drain_wishes
+
+    def control(self) -> Control:
+        """All settings of this shard, in one round trip."""
+        return Control(self._read(command("hgetall", self.keys.control)))
 
     def set_limits(self, limits: QueueLimits) -> None:
         """Replaces the limits of this shard; from now on they apply to every SUBMIT."""
@@ -131,7 +128,7 @@ class Operating(Shard):
 
     def limits(self) -> QueueLimits:
         """The limits of this shard."""
-        return limits_of(self._read(command("hgetall", self.keys.control)))
+        return self.control().limits
 
     def set_defaults(self, defaults: QueueDefaults) -> None:
         """Replaces what this shard sets for requests that are submitted from now on."""
@@ -146,7 +143,7 @@ class Operating(Shard):
 
     def defaults(self) -> QueueDefaults:
         """What this shard sets for requests that do not say it themselves."""
-        return defaults_of(self._read(command("hgetall", self.keys.control)))
+        return self.control().defaults
 
     def set_fairness(self, fairness: Fairness) -> None:
         """Replaces how the tenants of this shard share it, for requests from now on.
@@ -168,7 +165,7 @@ class Operating(Shard):
 
     def fairness(self) -> Fairness:
         """How the tenants of this shard share it."""
-        return fairness_of(self._read(command("hgetall", self.keys.control)))
+        return self.control().fairness
 
     def backlog(self) -> Backlog:
         """The backlog of this shard, as its limits count it."""
@@ -201,8 +198,7 @@ class Operating(Shard):
 
     def policy(self) -> QueuePolicy | None:
         """The policy by which waiting requests are ranked; None if no worker has announced one."""
-        fields = self._read(command("hgetall", self.keys.control))
-        return policy_of(fields)
+        return policy_of(self.control().fields)
 
     def num_scheduled(self) -> int:
         """The number of scheduled requests: with a time of their own, or between two attempts."""

@@ -21,7 +21,8 @@ from quire.transitions.replies import (
     status_of,
     worker_of,
 )
-from quire.transitions.values import RequestStatus, WorkerInfo
+from quire.transitions.values import RequestStatus
+from quire.transitions.workers import WorkerInfo
 from quire.transport.connection import is_refused
 from quire.transport.procedure import Procedure, RoundTrip, command
 from quire.wire.output import State, split_entry_id

@@ -18,6 +18,7 @@ from quire.broker.reading import read_streams
 from quire.broker.shard import Shard
 from quire.errors import BrokerUnavailable, ProtocolError
 from quire.keys import Keys
+from quire.transitions.control import Control
 from quire.transitions.output_log import entries_by_stream
 from quire.transport.connection import translated
 from quire.transport.procedure import Procedure, RoundTrip, command
@@ -25,9 +26,6 @@ from quire.wire.ends import BatchEnd, End
 
 #: The most ends taken by one read.
 MAX_TOLD_PER_READ = 256
-
-#: How many ends a shard keeps unless operators set another number, as in `ends.lua`.
-ENDS_KEPT = 10_000
 
 #: The most that operators may set; some gigabytes.
 MOST_ENDS = 10_000_000
@@ -60,7 +58,7 @@ class Telling(Shard):
     def ends_kept(self) -> int:
         """About how many ends this shard keeps, as `ends.lua` reads it."""
         text = self._read(command("hget", self.keys.control, "ends")) or b""
-        return int(text) if text.isdigit() else ENDS_KEPT
+        return Control({b"ends": text}).ends_kept
 
     def told(self, *, after: str, block_seconds: float | None = None) -> list[End]:
         """The ends after a cursor, in order; waits for one as `read_output` does.

@@ -6,16 +6,12 @@ Changes nothing. The numbers do not belong to exactly one moment.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
-
-import redis
 
 from quire.keys import Keys
 from quire.transitions.replies import backlog_of, fairness_of, limits_of
-from quire.transport.cluster.connection import for_key
-from quire.transport.cluster.parts import at_each_node
-from quire.transport.connection import Retrying
+from quire.transport.procedure import Procedure, RoundTrip, command
 from quire.wire.protocol import Priority
 
 #: The tokens of so many microseconds may be used at once, see RATE_WINDOW_US in fairness.lua.
@@ -23,6 +19,9 @@ RATE_WINDOW_US = 60_000_000
 
 #: A tenant counts as limited if it has less than the tokens of so many microseconds left.
 LIMITED_US = 1_000_000
+
+#: The fields of the hash of arrivals with the virtual time of each class.
+_CLOCKS = [f"fair:{int(level)}" for level in Priority]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,34 +56,47 @@ class TenantState:
     tokens_per_minute: int | None
     tokens_left: int | None
 
-
-def inspect_sharing(connection: redis.Redis, shards: Sequence[Keys]) -> list[SharingState]:
-    """How each shard is shared, in the given order. Does not retry. BrokerUnavailable."""
-    return Retrying(0.0)(lambda: at_each_node(_inspect_sharing, connection, shards))
-
-
-def inspect_tenants(connection: redis.Redis, keys: Keys, *, count: int) -> list[TenantState]:
-    """The `count` tenants of a shard with the most open requests, these first.
-
-    Does not retry. BrokerUnavailable, ProtocolError.
-    """
-    connection = for_key(connection, keys.prefix)
-    return Retrying(0.0)(lambda: _inspect_tenants(connection, keys, count))
+    def and_of(self, other: TenantState) -> TenantState:
+        """The tenant over two shards."""
+        return replace(
+            self,
+            num_open=self.num_open + other.num_open,
+            ahead_tokens=max(self.ahead_tokens, other.ahead_tokens),
+            tokens_per_minute=_sum(self.tokens_per_minute, other.tokens_per_minute),
+            tokens_left=_sum(self.tokens_left, other.tokens_left),
+        )
 
 
-def _inspect_sharing(connection: redis.Redis, shards: Sequence[Keys]) -> list[SharingState]:
-    now_us = _now_us(connection)
-    with connection.pipeline(transaction=False) as pipeline:
-        for keys in shards:
-            pipeline.hget(keys.control, "fairness")
-            pipeline.hlen(keys.counts)
-            pipeline.hexists(keys.counts, "tokens")
-            pipeline.zcount(keys.rate, now_us + RATE_WINDOW_US - LIMITED_US, "+inf")
-            pipeline.hmget(keys.arrival, _clock_fields())
-            for level in Priority:
-                pipeline.zrange(keys.fair(level), 0, 0, desc=True, withscores=True)
-        replies = iter(pipeline.execute())
+def _sum(left: int | None, right: int | None) -> int | None:
+    return None if left is None or right is None else left + right
+
+
+def sharing(shards: Sequence[Keys]) -> Procedure[list[SharingState]]:
+    """How each shard is shared, in the given order."""
+    (time,) = yield RoundTrip((command("time"),))
+    used_up = _us(time) + RATE_WINDOW_US - LIMITED_US
+    asked = (
+        ask
+        for keys in shards
+        for ask in (
+            command("hget", keys.control, "fairness"),
+            command("hlen", keys.counts),
+            command("hexists", keys.counts, "tokens"),
+            command("zcount", keys.rate, used_up, "+inf"),
+            command("hmget", keys.arrival, _CLOCKS),
+            *(command("zrange", keys.fair(p), 0, 0, desc=True, withscores=True) for p in Priority),
+        )
+    )
+    replies = iter((yield RoundTrip(tuple(asked))))
     return [_sharing_of(replies) for _ in shards]
+
+
+def tenants(shards: Sequence[Keys], *, count: int) -> Procedure[list[list[TenantState]]]:
+    """The `count` tenants of each shard with the most open requests, these first. ProtocolError."""
+    found: list[list[TenantState]] = []
+    for keys in shards:
+        found += [(yield from _tenants(keys, count))]
+    return found
 
 
 def _sharing_of(replies: Iterator[Any]) -> SharingState:
@@ -104,27 +116,32 @@ def _sharing_of(replies: Iterator[Any]) -> SharingState:
     )
 
 
-def _inspect_tenants(connection: redis.Redis, keys: Keys, count: int) -> list[TenantState]:
-    with connection.pipeline(transaction=False) as pipeline:
-        pipeline.hgetall(keys.counts)
-        pipeline.hgetall(keys.control)
-        pipeline.hmget(keys.arrival, _clock_fields())
-        counts, control, clocks = pipeline.execute()
+def _tenants(keys: Keys, count: int) -> Procedure[list[TenantState]]:
+    counts, control, clocks = yield RoundTrip(
+        (
+            command("hgetall", keys.counts),
+            command("hgetall", keys.control),
+            command("hmget", keys.arrival, _CLOCKS),
+        )
+    )
     num_open = backlog_of(counts).tenants
     fairness, limits, times = fairness_of(control), limits_of(control), _times_of(clocks)
     shown = sorted(num_open, key=lambda tenant: (-num_open[tenant], tenant))[:count]
-    now_us = _now_us(connection)
-    with connection.pipeline(transaction=False) as pipeline:
-        for tenant in shown:
-            pipeline.zscore(keys.rate, tenant)
-            for level in Priority:
-                pipeline.zscore(keys.fair(level), f"finish:{tenant}")
-        replies = iter(pipeline.execute())
+    finishes = (
+        ask
+        for tenant in shown
+        for ask in (
+            command("zscore", keys.rate, tenant),
+            *(command("zscore", keys.fair(level), f"finish:{tenant}") for level in Priority),
+        )
+    )
+    time, *scores = yield RoundTrip((command("time"), *finishes))
+    replies, now_us = iter(scores), _us(time)
     found = []
     for tenant in shown:
         used_us = max(0, int(next(replies) or 0) - now_us)
         ahead = [int(next(replies) or 0) - time for time in times]
-        rate = limits.rates.get(tenant, limits.rate) or None
+        rate = limits.rate_of(tenant)
         left = None if rate is None else max(0, RATE_WINDOW_US - used_us) * rate // RATE_WINDOW_US
         found.append(
             TenantState(
@@ -139,13 +156,9 @@ def _inspect_tenants(connection: redis.Redis, keys: Keys, count: int) -> list[Te
     return found
 
 
-def _now_us(connection: redis.Redis) -> int:
-    seconds, microseconds = connection.time()
+def _us(time: tuple[int, int]) -> int:
+    seconds, microseconds = time
     return int(seconds) * 1_000_000 + int(microseconds)
-
-
-def _clock_fields() -> list[str]:
-    return [f"fair:{int(level)}" for level in Priority]
 
 
 def _times_of(clocks: Sequence[bytes | None]) -> list[int]:

@@ -26,7 +26,8 @@ from quire.cli.schemes import scheme_hint
 from quire.cli.server_checks import examined_cluster, examined_server
 from quire.cli.sources import worker_setting
 from quire.errors import QuireError
-from quire.transitions.values import Lost, WorkerInfo
+from quire.transitions.values import Lost
+from quire.transitions.workers import WorkerInfo
 from quire.transport.connection import is_of_database, is_of_stranger, translated
 
 #: The oldest supported interpreter.

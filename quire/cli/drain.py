@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from quire.broker.broker import Broker
 from quire.cli.console import Console, add_server, brokers_of, not_negative
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
-from quire.transitions.values import LAST_STATES, SILENT_SECONDS, WorkerInfo
+from quire.transitions.workers import LAST_STATES, WorkerInfo
 
 #: The pause between two reads of the registry.
 LOOK_SECONDS = 0.5
@@ -151,7 +151,7 @@ def _end_of(infos: Sequence[WorkerInfo], *, is_accepted: bool = False) -> str | 
     for end in LAST_STATES:
         if all(info.state == end for info in infos):
             return end
-    if all(info.seen_seconds > SILENT_SECONDS for info in infos):
+    if all(info.is_silent for info in infos):
         return "silent"
     if is_accepted and not any(info.state == "draining" for info in infos):
         # It has ended, and a new process has registered under its name.

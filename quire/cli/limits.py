@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from quire.broker.broker import Broker
-from quire.broker.telling import ENDS_KEPT
 from quire.cli.console import Console, add_server, brokers_of, not_negative
 from quire.cli.exit_codes import EXIT_OK
 from quire.errors import InvalidRequest
+from quire.transitions.control import ENDS_KEPT
 from quire.transitions.fairness import MAX_WEIGHT, Fairness
 from quire.wire.protocol import is_tenant_name
 
@@ -131,39 +131,32 @@ def _merged(
 
 
 def _show(brokers: Sequence[Broker], console: Console) -> None:
-    found = [
-        (
-            broker.keys.shard,
-            broker.limits(),
-            broker.fairness(),
-            broker.backlog(),
-            broker.defaults(),
-            broker.ends_kept(),
-        )
-        for broker in brokers
-    ]
+    found = [(broker.keys.shard, broker.control(), broker.backlog()) for broker in brokers]
     if console.is_json:
-        names = ("shard", "limits", "fairness", "backlog", "defaults", "ends")
-        for row in found:
-            console.data(dict(zip(names, row, strict=True)))
+        for shard, of, backlog in found:
+            console.data(
+                {"shard": shard, "limits": of.limits, "fairness": of.fairness, "backlog": backlog,
+                 "defaults": of.defaults, "ends": of.ends_kept}
+            )  # fmt: skip
         return
     header = ("shard", "requests", "tokens", "waiting_tokens", "per_tenant", "per_minute",
               "fairness", "timeout_s", "target_s", "max_tokens", "ends")  # fmt: skip
     rows = [
-        (shard, _text(limits.requests), _text(limits.tokens), backlog.tokens,
-         _text(limits.per_tenant), _text(limits.rate), "tokens" if fairness.by_tokens else NONE,
-         _seconds(defaults.request_timeout_seconds), _seconds(defaults.target_latency_seconds),
-         _text(defaults.max_tokens), kept)
-        for shard, limits, fairness, backlog, defaults, kept in found
+        (shard, _text(of.limits.requests), _text(of.limits.tokens), backlog.tokens,
+         _text(of.limits.per_tenant), _text(of.limits.rate),
+         "tokens" if of.fairness.by_tokens else NONE,
+         _seconds(of.defaults.request_timeout_seconds),
+         _seconds(of.defaults.target_latency_seconds),
+         _text(of.defaults.max_tokens), of.ends_kept)
+        for shard, of, backlog in found
     ]  # fmt: skip
     console.table(header, rows)
     console.data(None, "")
     tenants = [
-        (shard, tenant, _text(limits.tenants.get(tenant, limits.per_tenant) or None),
-         _text(limits.rates.get(tenant, limits.rate) or None), fairness.weights.get(tenant, 1),
-         backlog.tenants.get(tenant, 0))
-        for shard, limits, fairness, backlog, *_ in found
-        for tenant in sorted({*limits.tenants, *limits.rates, *fairness.weights, *backlog.tenants})
+        (shard, tenant, _text(of.limits.of(tenant)), _text(of.limits.rate_of(tenant)),
+         of.fairness.weights.get(tenant, 1), backlog.tenants.get(tenant, 0))
+        for shard, of, backlog in found
+        for tenant in sorted({*of.tenants, *backlog.tenants})
     ]  # fmt: skip
     console.table(("shard", "tenant", "limit", "per_minute", "weight", "open"), tenants)
 

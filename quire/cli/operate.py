@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from quire.broker.broker import Broker
-from quire.broker.inspection import ShardState, inspect_shards
+from quire.broker.view import Part, QueueView, view_queues
 from quire.cli.console import (
     Console,
     add_server,
@@ -20,14 +20,12 @@ from quire.cli.console import (
     plain,
 )
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
-from quire.cli.tenants import Tenants, look_at_tenants, show_tenants
+from quire.cli.tenants import show_tenants
 from quire.cli.usage import positive
 from quire.errors import UnknownRequest
-from quire.transitions.values import LAST_STATES, DeadLetter, RequestStatus
+from quire.transitions.values import DeadLetter, RequestStatus
+from quire.transitions.workers import GONE_SECONDS
 from quire.wire.protocol import Activity
-
-#: A worker that was not seen for so long is no longer listed by name.
-GONE_SECONDS = 600
 
 #: The most dead letters that are searched for an id, or purged at once.
 MAX_LETTERS = 10_000
@@ -44,8 +42,7 @@ def run_status(arguments: argparse.Namespace, console: Console) -> int:
     """Prints the state of the queue once, or that of each named request."""
     if arguments.id:
         return _show_requests(arguments, console)
-    brokers = brokers_of(arguments)
-    _show(_look(brokers), look_at_tenants(brokers), console)
+    _show(_look(brokers_of(arguments)), console)
     return EXIT_OK
 
 
@@ -97,10 +94,10 @@ def run_top(arguments: argparse.Namespace, console: Console) -> int:
     in_place = sys.stdout.isatty() and not console.is_json
     looks = 0
     while True:
-        shards, tenants = _look(brokers), look_at_tenants(brokers)
+        view = _look(brokers)
         if in_place:
             console.clear()
-        _show(shards, tenants, console)
+        _show(view, console)
         console.piece("")
         looks += 1
         if arguments.count is not None and looks >= arguments.count:
@@ -254,16 +251,19 @@ def _purge_all(broker: Broker) -> int:
     return broker.purge([letter.entry_id for letter in broker.dead_letters(count=MAX_LETTERS)])
 
 
-def _look(brokers: Sequence[Broker]) -> list[ShardState]:
-    return inspect_shards(brokers[0].connection, [broker.keys for broker in brokers])
+def _look(brokers: Sequence[Broker]) -> QueueView:
+    keys = [broker.keys for broker in brokers]
+    parts = (Part.SHARDS, Part.SHARING, Part.TENANTS)
+    return view_queues(brokers[0].connection, {keys[0].queue: keys}, *parts)[0]
 
 
-def _show(shards: Sequence[ShardState], tenants: Sequence[Tenants], console: Console) -> None:
+def _show(view: QueueView, console: Console) -> None:
+    shards = view.shards
     if console.is_json:
-        for number, (shard, its) in enumerate(zip(shards, tenants, strict=True)):
+        for number, shard in enumerate(shards):
             derived = {
                 "num_lost": shard.num_lost, "activities": plain(shard.activities),
-                "sharing": plain(its.sharing), "tenants": plain(its.shown),
+                "sharing": plain(view.sharing[number]), "tenants": plain(view.tenants[number]),
             }  # fmt: skip
             console.data({"shard": number} | plain(shard) | derived)
         return
@@ -297,34 +297,34 @@ def _show(shards: Sequence[ShardState], tenants: Sequence[Tenants], console: Con
             console.data(None, f"shard {number}: at least {shard.num_lost} {detail}")
         if shard.policy:
             console.data(None, f"shard {number}: ranked by {shard.policy}")
-    show_tenants(tenants, console)
+    show_tenants(view, console)
     console.data(None, "")
-    _show_workers(shards, console)
+    _show_workers(view, console)
 
 
-def _show_workers(shards: Sequence[ShardState], console: Console) -> None:
-    """Prints the workers that were seen in the last GONE_SECONDS, and the number of others."""
+def _show_workers(view: QueueView, console: Console) -> None:
+    """Prints what each shard knows of workers that were seen lately, and the number of others."""
     known = [
         (number, worker)
-        for number, shard in enumerate(shards)
+        for number, shard in enumerate(view.shards)
         for worker in sorted(shard.workers, key=lambda worker: worker.name)
     ]
     shown = [
         (
             number,
             worker.name,
-            worker.state if worker.is_alive or worker.state in LAST_STATES else "silent",
+            worker.shown_state,
             f"{worker.seen_seconds:.1f}",
             worker.model or "-",
             few(sorted(worker.adapters)) or "-",
             _load(worker.load),
         )
         for number, worker in known
-        if worker.seen_seconds <= GONE_SECONDS
+        if not worker.is_gone
     ]
     console.table(("shard", "worker", "state", "seen_s", "model", "adapters", "load"), shown)
     if gone := len(known) - len(shown):
-        console.data(None, f"{gone} more, not seen for {GONE_SECONDS // 60} minutes")
+        console.data(None, f"{gone} more, not seen for {GONE_SECONDS / 60:g} minutes")
 
 
 def _load(load: object) -> str:

@@ -3,34 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from quire.broker.broker import Broker
-from quire.broker.tenants import SharingState, TenantState, inspect_sharing, inspect_tenants
+from quire.broker.view import QueueView
 from quire.cli.console import Console, add_server, client_of
 from quire.cli.exit_codes import EXIT_OK
 
-#: How many tenants of a shard are listed: those with the most open requests.
-MAX_TENANTS = 20
-
 #: What is counted of each tenant.
 COUNTED = ("requests", "prompt_tokens", "cached_tokens", "output_tokens")
-
-
-@dataclass(frozen=True, slots=True)
-class Tenants:
-    """How one shard is shared, and its tenants with the most open requests."""
-
-    sharing: SharingState
-    shown: Sequence[TenantState]
-
-    @property
-    def is_interesting(self) -> bool:
-        """Whether a person learns something by them: a shard without tenants has only one."""
-        is_limited = any(one.tokens_per_minute is not None for one in self.shown)
-        return self.sharing.by_tokens or self.sharing.num_tenants > 1 or is_limited
 
 
 def add_usage(parser: argparse.ArgumentParser) -> None:
@@ -78,33 +58,25 @@ def _moment(text: str) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
-def look_at_tenants(brokers: Sequence[Broker]) -> list[Tenants]:
-    """The tenants of each shard, in the order of the brokers. BrokerUnavailable."""
-    connection = brokers[0].connection
-    shards = [broker.keys for broker in brokers]
-    return [
-        Tenants(sharing, inspect_tenants(connection, keys, count=MAX_TENANTS))
-        for sharing, keys in zip(inspect_sharing(connection, shards), shards, strict=True)
-    ]
-
-
-def show_tenants(found: Sequence[Tenants], console: Console) -> None:
+def show_tenants(view: QueueView, console: Console) -> None:
     """Prints them as a table, unless no shard has more than one tenant, limits or turns."""
-    if not any(one.is_interesting for one in found):
+    has_limits = any(one.tokens_per_minute is not None for shown in view.tenants for one in shown)
+    has_several = any(one.num_tenants > 1 for one in view.sharing)
+    if not (has_limits or has_several or view.shared.by_tokens):
         return
-    for number, one in enumerate(found):
-        if one.sharing.by_tokens:
+    for number, one in enumerate(view.sharing):
+        if one.by_tokens:
             console.data(None, f"shard {number}: tenants take turns by tokens")
     console.data(None, "")
     rows = [
         (number, state.tenant, state.num_open, state.weight, state.ahead_tokens,
          _text(state.tokens_per_minute), _text(state.tokens_left))
-        for number, one in enumerate(found)
-        for state in one.shown
+        for number, shown in enumerate(view.tenants)
+        for state in shown
     ]  # fmt: skip
     header = ("shard", "tenant", "open", "weight", "ahead", "per_minute", "left")
     console.table(header, rows)
-    left_out = sum(one.sharing.num_tenants - len(one.shown) for one in found)
+    left_out = view.shared.num_tenants - sum(map(len, view.tenants))
     if left_out > 0:
         console.data(None, f"{left_out} more tenants with fewer open requests")
 

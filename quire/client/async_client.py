@@ -23,7 +23,6 @@ import redis.asyncio
 
 from quire.broker.async_broker import AsyncBroker, connect_async
 from quire.broker.async_shard import taking_turns
-from quire.broker.inspection import adapters_of, kinds_of, models_of
 from quire.broker.producing import must_ask_clock, ready_messages
 from quire.client.async_group_handle import AsyncGroupHandle
 from quire.client.async_handle import AsyncHandle
@@ -42,6 +41,7 @@ from quire.errors import QuireError, RequestFailed
 from quire.tracing import NO_HEADERS, sending
 from quire.transitions.routing import check_group_name, shard_of
 from quire.transitions.values import RequestStatus
+from quire.transitions.workers import adapters_of, kinds_of, models_of
 from quire.transport.procedure import run_async
 from quire.wire.arguments import QueueSettings, RequestArguments, RequestOptions
 from quire.wire.choices import choices_of

@@ -21,8 +21,8 @@ from quire.transitions.values import (
     QueueLimits,
     QueuePolicy,
     RequestStatus,
-    WorkerInfo,
 )
+from quire.transitions.workers import WorkerInfo
 from quire.wire.codec import unpack_map
 from quire.wire.output import Activity, State
 from quire.wire.protocol import Priority

@@ -362,6 +362,14 @@ class QueueLimits:
         if any(limit < 0 for limit in (*self.tenants.values(), *self.rates.values())):
             raise ValueError("the limit of a tenant is not negative; 0 is no limit")
 
+    def of(self, tenant: str) -> int | None:
+        """How many requests of this tenant may be open; None for no limit."""
+        return self.tenants.get(tenant, self.per_tenant) or None
+
+    def rate_of(self, tenant: str) -> int | None:
+        """How many tokens this tenant may submit per minute; None for no limit."""
+        return self.rates.get(tenant, self.rate) or None
+
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
@@ -369,32 +377,3 @@ class Backlog:
 
     tokens: int
     tenants: Mapping[str, int] = field(default_factory=dict)
-
-
-#: A worker that has not signed the registry for so long counts as dead.
-SILENT_SECONDS = 60.0
-
-#: The states in which a worker signs the registry for the last time.
-LAST_STATES = ("stopped", "failed")
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerInfo:
-    """What a worker last wrote into the registry, `seen_seconds` ago on the broker's clock.
-
-    `model` is the model that it serves, and `policy` the order in which it takes requests; empty if
-    an older worker does not tell them. `adapters`: name of an adapter -> fingerprint of its files.
-    """
-
-    name: str
-    state: str
-    seen_seconds: float
-    load: Mapping[str, float] = field(default_factory=dict)
-    model: str = ""
-    adapters: Mapping[str, str] = field(default_factory=dict)
-    policy: str = ""
-
-    @property
-    def is_alive(self) -> bool:
-        """It signed the registry lately, and not with a final state."""
-        return self.state not in LAST_STATES and self.seen_seconds <= SILENT_SECONDS

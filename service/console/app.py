@@ -17,6 +17,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
+from quire.broker.view import Part
 from quire.errors import UNAVAILABLE, InvalidRequest, QuireError, UnknownRequest
 from quire.version import quire_version
 from service.console.access import User, Users, check_fetch, check_host
@@ -32,7 +33,7 @@ from service.console.forms import (
 from service.console.headers import Headers
 from service.console.pages import PAGES, PageKind, Watched, parameters_of, seen_by
 from service.console.reading.history import NUM_SAMPLES, History
-from service.console.reading.queue import Queue, inspect_queues
+from service.console.reading.queue import Queue, views_of
 from service.console.reading.request import Piece, piece_after
 from service.console.reading.shared import SharedReads
 from service.console.settings import ConsoleSettings
@@ -189,8 +190,8 @@ class Console:
         if len(self._watched) == 1:
             return RedirectResponse(f"/queues/{next(iter(self._watched))}", 303)
         queues = [watched.queue for watched in self._watched.values()]
-        states = await self._reads.share("front", partial(inspect_queues, queues))
-        context = {"visit": visit, "queue": None, "page": None, "states": states}
+        views = await self._reads.share("front", partial(views_of, queues, Part.SHARDS))
+        context = {"visit": visit, "queue": None, "page": None, "views": views}
         return HTMLResponse(self._views.page("front.html", context))
 
     async def _find(self, request: Request, _: Visit) -> Response:

@@ -9,20 +9,23 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from quire.broker.inspection import inspect_memory
+from quire.broker.view import Part
 from quire.wire.protocol import MAX_REQUEST_ID_LENGTH, REQUEST_ID_PATTERN
 from service.console.plots import plots_of
 from service.console.reading import lists
 from service.console.reading.batches import batches_of
 from service.console.reading.history import History
 from service.console.reading.letters import letters_of
-from service.console.reading.limits import limits_state
 from service.console.reading.numbers import refusing_huge_numbers
-from service.console.reading.queue import Queue, inspect_queue, inspect_shares
+from service.console.reading.queue import Queue
 from service.console.reading.request import life_of
 from service.console.reading.timeline import events_of, spans_of
 
 #: The lists of requests, as the parameter `state` names them.
 STATES = ("running", "waiting", "scheduled", "ended")
+
+#: The most tenants whose limits are listed.
+MAX_TENANTS = 100
 
 #: The ends on the overview.
 NUM_RECENT = 8
@@ -78,13 +81,9 @@ class PageKind:
 def overview(watched: Watched, _: Parameters) -> Context:
     """The state of a queue, its tenants, its plots and its newest ends."""
     queue, history = watched
-    sharing, tenants = inspect_shares(queue)
     recent = lists.ended(queue.brokers[0], before=None)
     return {
-        "state": inspect_queue(queue),
-        "num_tenants": sum(one.num_tenants for one in sharing),
-        "by_tokens": any(one.by_tokens for one in sharing),
-        "tenants": tenants,
+        "view": queue.view(Part.SHARDS, Part.CONTROL, Part.SHARING, Part.TENANTS),
         "memory": inspect_memory(queue.connection),
         "plots": plots_of(history.samples, sample_seconds=history.sample_seconds),
         "recent": recent.ends[:NUM_RECENT],
@@ -110,7 +109,7 @@ def request(watched: Watched, parameters: Parameters) -> Context:
 
 def workers(watched: Watched, _: Parameters) -> Context:
     """The workers of a queue."""
-    return {"state": inspect_queue(watched.queue)}
+    return {"view": watched.queue.view(Part.SHARDS, Part.CONTROL)}
 
 
 def dead(watched: Watched, parameters: Parameters) -> Context:
@@ -124,7 +123,7 @@ def dead(watched: Watched, parameters: Parameters) -> Context:
 
 def limits(watched: Watched, _: Parameters) -> Context:
     """The limits of a queue and of its tenants."""
-    return {"state": limits_state(watched.queue)}
+    return {"view": watched.queue.view(Part.CONTROL, Part.BACKLOG), "most": MAX_TENANTS}
 
 
 def batches(watched: Watched, _: Parameters) -> Context:

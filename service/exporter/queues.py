@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
 
 import redis
 import structlog
@@ -20,8 +19,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from quire.broker.inspection import ServerMemory, ShardState, inspect_memory, inspect_shards
-from quire.broker.tenants import SharingState, inspect_sharing
+from quire.broker.inspection import ServerMemory, inspect_memory
+from quire.broker.view import Part, QueueView, view_queues
 from quire.errors import BrokerUnavailable, QuireError
 from quire.keys import Keys
 from quire.transport.connection import connect
@@ -30,7 +29,6 @@ from service.exporter.register import exporter_families
 from service.exporter.settings import ExporterSettings
 from service.exporter.usage import UsageCounter, Used
 from service.observe.health import ProbeServer
-from service.observe.vitals import WorkerState
 from service.settings.families import PRIORITIES
 from service.settings.logs import configure_logs, warn_of_settings
 from service.settings.sources import ConfigurationError
@@ -40,9 +38,6 @@ EXIT_USAGE = 2
 #: The signals that end the exporter.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-#: The state of every shard of every queue, and how its tenants share it.
-Queues = Mapping[str, Sequence[ShardState]]
-Sharing = Mapping[str, Sequence[SharingState]]
 #: The batches of every queue that have not ended, and how many of them nobody holds.
 Batches = Mapping[str, tuple[int, int]]
 #: What the tenants of every queue have used.
@@ -53,17 +48,32 @@ UsageOfQueues = Mapping[str, Mapping[str, Used]]
 class Reading:
     """What one scrape has read from Redis. `memory` is None if the user may not read it."""
 
-    queues: Queues
+    views: Sequence[QueueView]
     memory: ServerMemory | None = None
-    sharing: Sharing = field(default_factory=dict)
     batches: Batches = field(default_factory=dict)
     usage: UsageOfQueues = field(default_factory=dict)
 
 
 #: The values of the labels, in the order of the register, and the value.
 Sample = tuple[Sequence[str], float]
-#: Combines the numbers of a queue's shards into one.
-Combine = Callable[[Iterable[Any]], float]
+#: A number of a queue.
+Number = Callable[[QueueView], float]
+
+#: The metrics with one number for each state of something in a queue.
+_BY_STATE: Mapping[str, Mapping[str, Number]] = {
+    "quire_queue_scheduled_messages": {
+        "waiting": lambda view: view.rest("num_scheduled", "num_due"),
+        "due": lambda view: view.total("num_due"),
+    },
+    "quire_queue_leases": {
+        "live": lambda view: view.rest("num_leases", "num_expired_leases"),
+        "expired": lambda view: view.total("num_expired_leases"),
+    },
+    "quire_queue_tenants": {
+        "open": lambda view: view.shared.num_tenants,
+        "limited": lambda view: view.shared.num_limited,
+    },
+}
 
 _log = structlog.get_logger("service.exporter")
 
@@ -130,45 +140,45 @@ class QueueCollector(Collector):
             yield _metric("quire_exporter_up", [((), 0.0)])
             return
         self._note(is_up=True)
-        queues = reading.queues
+        views = reading.views
         yield _metric("quire_exporter_up", [((), 1.0)])
         if reading.memory is not None:
             used, limit = reading.memory.used_bytes, reading.memory.limit_bytes
             yield _metric("quire_redis_memory_bytes", [(("used",), used), (("limit",), limit)])
-        yield _metric("quire_queue_waiting_requests", _by_queue(queues, "num_queued", sum))
-        yield _metric("quire_queue_waiting_tokens", _by_queue(queues, "num_waiting_tokens", sum))
-        yield _metric("quire_queue_lag_messages", _by_priority(queues, "num_undelivered", sum))
-        yield _metric("quire_queue_pending_messages", _by_priority(queues, "num_pending", sum))
-        yield _metric("quire_queue_oldest_message_age_seconds", _ages(queues))
+        for name, number in self._by_queue().items():
+            yield _metric(name, [((view.name,), number(view)) for view in views])
+        for name, numbers in _BY_STATE.items():
+            yield _metric(
+                name,
+                [((v.name, state), of(v)) for v in views for state, of in numbers.items()],
+            )
+        yield _metric("quire_queue_lag_messages", _by_class(views, "num_undelivered"))
+        yield _metric("quire_queue_pending_messages", _by_class(views, "num_pending"))
         yield _metric(
-            "quire_queue_scheduled_messages",
-            _split(queues, ("waiting", "num_scheduled"), ("due", "num_due")),
+            "quire_queue_oldest_message_age_seconds",
+            _by_class(views, "undelivered_seconds", "undelivered")
+            + _by_class(views, "pending_seconds", "pending"),
         )
         yield _metric(
-            "quire_queue_leases",
-            _split(queues, ("live", "num_leases"), ("expired", "num_expired_leases")),
+            "quire_queue_tenant_ahead_tokens",
+            [
+                ((view.name, name), ahead)
+                for view in views
+                for name, ahead in zip(PRIORITIES, view.shared.ahead_tokens, strict=True)
+            ],
         )
-        yield _metric("quire_queue_paused", _by_queue(queues, "is_paused", max))
-        yield _metric(
-            "quire_queue_consumers",
-            [((queue,), self._num_consumers(shards)) for queue, shards in queues.items()],
-        )
-        yield _metric("quire_dead_letter_messages", _by_queue(queues, "num_dead_letters", sum))
-        yield from _of_sharing(reading.sharing)
         yield from _of_usage(reading)
 
-    def _num_consumers(self, shards: Sequence[ShardState]) -> int:
-        """The number of workers of any shard that are ready and were seen recently.
-
-        A draining worker does not count, because it claims nothing.
-        """
-        names = {
-            worker.name
-            for shard in shards
-            for worker in shard.workers
-            if worker.state == WorkerState.READY and worker.seen_seconds <= self._fresh_seconds
+    def _by_queue(self) -> Mapping[str, Number]:
+        """The metrics with one number for each queue."""
+        return {
+            "quire_queue_waiting_requests": lambda view: view.total("num_queued"),
+            "quire_queue_waiting_tokens": lambda view: view.total("num_waiting_tokens"),
+            "quire_queue_paused": lambda view: view.is_paused,
+            "quire_queue_consumers": lambda view: view.num_ready(within=self._fresh_seconds),
+            "quire_dead_letter_messages": lambda view: view.total("num_dead_letters"),
+            "quire_queue_shared_by_tokens": lambda view: view.shared.by_tokens,
         }
-        return len(names)
 
     def _note(self, *, is_up: bool, **details: str) -> None:
         """Log when reads begin to fail and when they work again, but not at each scrape."""
@@ -253,18 +263,14 @@ class Inspection:
 
     def read(self) -> Reading:
         """What one scrape tells. QuireError."""
-        connection, by_queue = self._connection, self._shards
-        shards = [keys for of_queue in by_queue.values() for keys in of_queue]
-        states = iter(inspect_shards(connection, shards))
-        queues = {queue: [next(states) for _ in keys] for queue, keys in by_queue.items()}
-        shared = iter(inspect_sharing(connection, shards))
-        sharing = {queue: [next(shared) for _ in keys] for queue, keys in by_queue.items()}
+        connection = self._connection
+        views = view_queues(connection, self._shards, Part.SHARDS, Part.SHARING)
         batches = {
             queue: ledger.run(inspect_batches(ledger.keys))
             for queue, ledger in self._ledgers.items()
         }
         usage = {queue: counter.read() for queue, counter in self._usage.items()}
-        return Reading(queues, inspect_memory(connection), sharing, batches, usage)
+        return Reading(views, inspect_memory(connection), batches, usage)
 
 
 def _of_usage(reading: Reading) -> Iterator[Metric]:
@@ -296,27 +302,6 @@ def _of_usage(reading: Reading) -> Iterator[Metric]:
     )
 
 
-def _of_sharing(sharing: Sharing) -> Iterator[Metric]:
-    yield _metric("quire_queue_shared_by_tokens", _by_queue(sharing, "by_tokens", max))
-    states = {"open": "num_tenants", "limited": "num_limited"}
-    yield _metric(
-        "quire_queue_tenants",
-        [
-            ((*labels, state), number)
-            for state, attribute in states.items()
-            for labels, number in _by_queue(sharing, attribute, sum)
-        ],
-    )
-    yield _metric(
-        "quire_queue_tenant_ahead_tokens",
-        [
-            ((queue, name), max(shard.ahead_tokens[priority] for shard in shards))
-            for queue, shards in sharing.items()
-            for priority, name in enumerate(PRIORITIES)
-        ],
-    )
-
-
 def _metric(name: str, samples: Iterable[Sample]) -> Metric:
     family = exporter_families()[name]
     kind = CounterMetricFamily if family.kind == "counter" else GaugeMetricFamily
@@ -326,39 +311,9 @@ def _metric(name: str, samples: Iterable[Sample]) -> Metric:
     return metric
 
 
-def _by_queue(queues: Queues | Sharing, attribute: str, combine: Combine) -> list[Sample]:
+def _by_class(views: Sequence[QueueView], attribute: str, *labels: str) -> list[Sample]:
     return [
-        ((queue,), combine(getattr(shard, attribute) for shard in shards))
-        for queue, shards in queues.items()
+        ((view.name, name, *labels), getattr(one, attribute))
+        for view in views
+        for name, one in zip(PRIORITIES, view.classes, strict=True)
     ]
-
-
-def _by_priority(queues: Queues, attribute: str, combine: Combine) -> list[Sample]:
-    return [
-        ((queue, name), combine(getattr(shard.ingress[priority], attribute) for shard in shards))
-        for queue, shards in queues.items()
-        for priority, name in enumerate(PRIORITIES)
-    ]
-
-
-def _ages(queues: Queues) -> list[Sample]:
-    return [
-        ((*labels, state), age)
-        for state in ("undelivered", "pending")
-        for labels, age in _by_priority(queues, f"{state}_seconds", max)
-    ]
-
-
-def _split(queues: Queues, rest: tuple[str, str], part: tuple[str, str]) -> list[Sample]:
-    """Two samples for each queue: the total without the part, and the part.
-
-    `rest` is the label of the first and the attribute with the total; `part` is the label and the
-    attribute of the second.
-    """
-    parts = dict(_by_queue(queues, part[1], sum))
-    samples: list[Sample] = []
-    for labels, total in _by_queue(queues, rest[1], sum):
-        # The two numbers were read one after the other, so the part may be larger.
-        difference = max(0, total - parts[labels])
-        samples += [((*labels, rest[0]), difference), ((*labels, part[0]), parts[labels])]
-    return samples

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import redis
 
-from quire.broker.inspection import adapters_of, inspect_shards, kinds_of
+from quire.broker.view import Part, view_queues
 from quire.cli.console import Console, add_server, brokers_of, few
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK
 from quire.errors import InvalidRequest
 from quire.keys import Keys
-from quire.transitions.values import WorkerInfo
+from quire.transitions.workers import WorkerInfo, adapters_of, kinds_of
 from quire.transport.cluster.parts import servers_of
 
 #: How many keys one step of the search for queues looks at. Other clients wait no longer than it.
@@ -48,12 +48,15 @@ def run_models(arguments: argparse.Namespace, console: Console) -> int:
     """Prints the models that live workers announce; the exit code is 1 if there is none."""
     # Of a cluster, the connection of any shard reaches all others.
     connection = brokers_of(arguments)[0].connection
-    shards = _shards_of(arguments, connection)
-    states = inspect_shards(connection, shards)
-    workers: dict[str, list[WorkerInfo]] = {}
-    for keys, state in zip(shards, states, strict=True):
-        workers.setdefault(keys.queue, []).extend(state.workers)
-    found = [one for queue in sorted(workers) for one in _served(queue, workers[queue])]
+    shards: dict[str, list[Keys]] = {}
+    for keys in _shards_of(arguments, connection):
+        shards.setdefault(keys.queue, []).append(keys)
+    views = view_queues(connection, dict(sorted(shards.items())), Part.SHARDS)
+    found = [
+        one
+        for view in views
+        for one in _served(view.name, [info for shard in view.shards for info in shard.workers])
+    ]
     if console.is_json:
         for one in found:
             console.data(one)

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from quire.broker.view import Part, QueueView
 from quire.records import State
 from quire.transitions.replies import ms_of
 from quire.transport.procedure import Procedure, RoundTrip, command
 from service.console.reading.numbers import refusing_huge_numbers
-from service.console.reading.queue import Queue, QueueState, inspect_queue
+from service.console.reading.queue import Queue
 
 #: The samples of a history.
 NUM_SAMPLES = 240
@@ -77,7 +78,7 @@ class History:
             self._read()
 
     def _read(self) -> None:
-        state = inspect_queue(self._queue)
+        view = self._queue.view(Part.SHARDS)
         is_first = not self._cursors
         ends, now_ms = self._new_ends()
         earlier = self.samples
@@ -85,10 +86,10 @@ class History:
             earlier, ends = _past(ends, now_ms=now_ms, period_ms=self._period_ms)
         sample = Sample(
             at_ms=now_ms,
-            num_waiting=state.total("num_queued"),
-            num_running=state.total("num_leases"),
-            tokens_per_second=self._rate(state, now_ms=now_ms),
-            kv_usage=_mean(w.kv_usage for w in state.workers if w.is_alive),
+            num_waiting=view.total("num_queued"),
+            num_running=view.total("num_leases"),
+            tokens_per_second=self._rate(view, now_ms=now_ms),
+            kv_usage=_mean(w.kv_usage for w in view.workers if w.is_alive),
             ended=Counter(end.state for end in ends),
             ended_tokens=sum(end.tokens for end in ends),
         )
@@ -115,10 +116,10 @@ class History:
         self._cursors = cursors
         return ends, ms_of(time)
 
-    def _rate(self, state: QueueState, *, now_ms: int) -> float | None:
+    def _rate(self, view: QueueView, *, now_ms: int) -> float | None:
         """The tokens per second of all workers that tell, since each of them signed before."""
         told: dict[str, _Signed] = {}
-        for worker in state.workers:
+        for worker in view.workers:
             if worker.generated is None or worker.seen_seconds > FRESH_SECONDS:
                 continue
             at_ms = now_ms - int(worker.seen_seconds * 1000)

@@ -12,8 +12,8 @@ import redis
 
 from quire import AsyncClient, Client, connect
 from quire.broker.broker import Broker
-from quire.broker.inspection import inspect_memory, inspect_shards
-from quire.broker.tenants import inspect_sharing
+from quire.broker.inspection import inspect_memory
+from quire.broker.view import Part, view_queues
 from quire.errors import BrokerUnavailable, Cancelled
 from quire.keys import Keys
 from quire.transport.cluster.connection import for_key
@@ -167,9 +167,13 @@ def test_states_are_read_from_all_nodes_in_order(
     counts = [len(broker.peek(count=100)) for broker in brokers]
     assert sum(counts) == 40
     shards = [broker.keys for broker in brokers]
-    assert [state.num_queued for state in inspect_shards(connection, shards)] == counts
-    shared = inspect_sharing(connection, shards)
-    assert [state.num_tenants for state in shared] == [min(1, count) for count in counts]
+    brokers[-1].pause("only here")
+    (view,) = view_queues(connection, {queue: shards}, *Part)
+    assert [state.num_queued for state in view.shards] == counts
+    assert [state.num_tenants for state in view.sharing] == [min(1, count) for count in counts]
+    assert [sum(one.num_open for one in shown) for shown in view.tenants] == counts
+    assert [sum(one.tenants.values()) for one in view.backlog] == counts
+    assert [one.pause_reason for one in view.control] == [None] * (NUM_SHARDS - 1) + ["only here"]
     memory = inspect_memory(connection)
     assert memory is not None
     assert memory.used_bytes >= 1_000_000

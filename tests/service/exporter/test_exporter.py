@@ -103,7 +103,7 @@ def test_the_memory_of_redis_is_told_with_its_limit_where_the_server_tells(queue
     finally:
         connection.config_set("maxmemory", before["maxmemory"])
 
-    unknown = QueueCollector(lambda: Reading({}, memory=None), worker_fresh_seconds=1.0)
+    unknown = QueueCollector(lambda: Reading([], memory=None), worker_fresh_seconds=1.0)
     assert "quire_redis_memory_bytes" not in {family.name for family in unknown.collect()}
 
 
@@ -301,7 +301,7 @@ def test_going_and_coming_back_are_logged_once_each(capture_events):
     def read() -> Reading:
         if not next(answers):
             raise BrokerUnavailable("connection refused")
-        return Reading({})
+        return Reading([])
 
     collector = QueueCollector(read, worker_fresh_seconds=1.0)
     for _ in range(5):

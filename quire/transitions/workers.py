@@ -1,0 +1,119 @@
+"""What workers tell in the registry, and what is concluded from it. Knows no Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from quire.wire.output import Activity
+from quire.wire.pooling import POOLED_KINDS
+
+#: A worker that has not signed the registry for so long counts as dead.
+SILENT_SECONDS = 60.0
+
+#: A worker that was not seen for so long is no longer listed by name.
+GONE_SECONDS = 600.0
+
+#: The states in which a worker signs the registry for the last time.
+LAST_STATES = ("stopped", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerInfo:
+    """What a worker last wrote into the registry, `seen_seconds` ago on the broker's clock.
+
+    `model` is the model that it serves, and `policy` the order in which it takes requests; empty if
+    an older worker does not tell them. `adapters`: name of an adapter -> fingerprint of its files.
+    """
+
+    name: str
+    state: str
+    seen_seconds: float
+    load: Mapping[str, float] = field(default_factory=dict)
+    model: str = ""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    policy: str = ""
+
+    @property
+    def is_silent(self) -> bool:
+        """It has not signed the registry lately."""
+        return self.seen_seconds > SILENT_SECONDS
+
+    @property
+    def has_ended(self) -> bool:
+        """It signed the registry for the last time."""
+        return self.state in LAST_STATES
+
+    @property
+    def is_alive(self) -> bool:
+        """It signed the registry lately, and not with a final state."""
+        return not self.is_silent and not self.has_ended
+
+    @property
+    def is_gone(self) -> bool:
+        """It was not seen for so long that it is only counted."""
+        return self.seen_seconds > GONE_SECONDS
+
+    @property
+    def shown_state(self) -> str:
+        """The state that it signed, or `silent` if it has not ended and does not sign any more."""
+        return self.state if self.is_alive or self.has_ended else "silent"
+
+    @property
+    def can_drain(self) -> bool:
+        """Whether a drain would still change something."""
+        return self.is_alive and self.state != "draining"
+
+    @property
+    def num_claims(self) -> int:
+        """Its claims of all shards, which it tells each of them."""
+        return int(self.load.get("claims", 0))
+
+    @property
+    def activities(self) -> dict[Activity, int]:
+        """Its claimed requests of this shard by what they do."""
+        return {one: int(self.load.get(one, 0)) for one in Activity}
+
+    @property
+    def kv_usage(self) -> float | None:
+        """The share of its KV cache in use, from 0 to 1; None if it does not tell."""
+        told = self.load.get("kv_usage")
+        return None if told is None else min(1.0, max(0.0, float(told)))
+
+    @property
+    def generated(self) -> int | None:
+        """Its tokens since its start; None if it does not tell."""
+        told = self.load.get("generated")
+        return None if told is None else int(told)
+
+
+def in_all_shards(words: Sequence[WorkerInfo]) -> WorkerInfo:
+    """One worker by its words in several shards: the newest, with the activities of all."""
+    newest = min(words, key=lambda word: word.seen_seconds)
+    lately = [word for word in words if not word.is_gone]
+    doing = {str(one): sum(word.load.get(one, 0) for word in lately) for one in Activity}
+    return replace(newest, load={**newest.load, **doing})
+
+
+def models_of(workers: Iterable[WorkerInfo]) -> list[str]:
+    """The names of the models that live workers serve, sorted."""
+    return sorted(adapters_of(workers))
+
+
+def adapters_of(workers: Iterable[WorkerInfo]) -> dict[str, list[str]]:
+    """The models that live workers serve: name -> adapters that some worker has, sorted."""
+    found: dict[str, set[str]] = {}
+    for worker in workers:
+        if worker.model and worker.is_alive:
+            found.setdefault(worker.model, set()).update(worker.adapters)
+    return {model: sorted(found[model]) for model in sorted(found)}
+
+
+def kinds_of(workers: Iterable[WorkerInfo]) -> dict[str, str]:
+    """The models of live workers that make vectors: name -> the kind of requests they serve."""
+    return {
+        worker.model: kind
+        for worker in workers
+        for kind in POOLED_KINDS
+        if worker.model and worker.is_alive and worker.load.get(kind)
+    }
