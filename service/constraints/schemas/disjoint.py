@@ -9,6 +9,7 @@ from itertools import combinations
 from math import inf
 from typing import Any
 
+from service.constraints.schemas.drafts import texts_of
 from service.constraints.schemas.whole import Whole
 
 #: The most levels of schemas within schemas that are compared.
@@ -70,7 +71,7 @@ def _exclude_by_property(
     """Whether a required property has schemas in both that exclude each other."""
     return any(
         _exclude(whole, _property(one, name), _property(other, name), depth=depth - 1)
-        for name in {*_texts(one.get("required")), *_texts(other.get("required"))}
+        for name in {*texts_of(one.get("required")), *texts_of(other.get("required"))}
     )
 
 
@@ -112,12 +113,8 @@ def _types(schema: Mapping[str, Any]) -> frozenset[str]:
     if values is not None:
         return frozenset(map(_type_of, values))
     given = schema.get("type")
-    named = [given] if isinstance(given, str) else _texts(given) or sorted(_ALL_TYPES)
+    named = [given] if isinstance(given, str) else texts_of(given) or sorted(_ALL_TYPES)
     return frozenset("number" if name == "integer" else name for name in named)
-
-
-def _texts(value: object) -> list[str]:
-    return [one for one in value if isinstance(one, str)] if isinstance(value, list | tuple) else []
 
 
 def _values(schema: Mapping[str, Any]) -> set[str] | None:

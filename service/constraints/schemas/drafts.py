@@ -22,3 +22,8 @@ def in_current_draft(schema: Mapping[str, Any]) -> dict[str, Any]:
 def listed(value: object) -> Sequence[Any]:
     """The values of a keyword that takes one value or a list of them."""
     return value if isinstance(value, list | tuple) else [value]
+
+
+def texts_of(value: object) -> list[str]:
+    """The texts in the value of a keyword that takes a list; none if it is no list."""
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list | tuple) else []

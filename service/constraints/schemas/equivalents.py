@@ -98,7 +98,9 @@ def _with(**properties: Any) -> dict[str, Any]:
 def _of_format(_: Whole, beside: Mapping[str, Any]) -> Any:
     if not isinstance(beside["format"], str):
         return None
-    return keywords_of(beside["format"]) if "string" in listed(beside.get("type", "string")) else {}
+    if "string" not in listed(beside.get("type", "string")):
+        return {}
+    return keywords_of(beside["format"], has_pattern="pattern" in beside)
 
 
 def _of_unique(_: Whole, beside: Mapping[str, Any]) -> Any:

@@ -47,6 +47,12 @@ _LABEL = (
 _HOSTNAME = rf"{_LABEL}(?:\.{_LABEL})*"
 _ATOM = "[a-zA-Z0-9!#$%&'*+/=?^_`{|}~-]+"
 
+#: Addresses of any length. With a pattern beside them, counted ones are too complex to compile.
+_LONG_ADDRESS = (
+    rf"{_ATOM}(?:\.{_ATOM})*@{_LETTER}(?:{_LETTER_OR_HYPHEN}*{_LETTER})?"
+    rf"(?:\.{_LETTER}(?:{_LETTER_OR_HYPHEN}*{_LETTER})?)*"
+)
+
 _BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _IPV4 = rf"{_BYTE}(?:\.{_BYTE}){{3}}"
 _GROUP = f"{_HEX}{{1,4}}"
@@ -123,16 +129,19 @@ _LONGEST: Final = {"hostname": 253, "email": 254}
 _WIDER = {"idn-hostname": "hostname", "idn-email": "email"}
 
 
-def keywords_of(name: str) -> Mapping[str, Any] | None:
+def keywords_of(name: str, *, has_pattern: bool = False) -> Mapping[str, Any] | None:
     """The keywords that a text of this format keeps to; None if no keywords describe the format.
 
-    By the rules of JSON Schema, a format that it does not define restricts nothing.
+    `has_pattern`: there is a `pattern` beside it. By the rules of JSON Schema, a format that it
+    does not define restricts nothing.
     """
     if name == "regex":
         return None
     name = _WIDER.get(name, name)
     if name not in _PATTERNS:
         return {}
+    if name == "email" and has_pattern:
+        return {"pattern": f"^{_LONG_ADDRESS}$"}
     found: dict[str, Any] = {"pattern": f"^(?:{_PATTERNS[name]})$"}
     if name in _LONGEST:
         found["maxLength"] = _LONGEST[name]

@@ -166,6 +166,9 @@ def _of_count(name: str, value: Any) -> list[Any]:
     type_, other, more = _COUNTS[name]
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _Unsayable
+    if name == "maxProperties" and value > 0:
+        # More than one property cannot be counted.
+        raise _Unsayable
     return [{"type": type_, other: value + more}] if value + more >= 0 or not more else []
 
 

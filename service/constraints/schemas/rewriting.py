@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from service.constraints.schemas.checks import CHECKS, SchemaRefused
 from service.constraints.schemas.disjoint import overlaps
-from service.constraints.schemas.drafts import in_current_draft
+from service.constraints.schemas.drafts import in_current_draft, texts_of
 from service.constraints.schemas.equivalents import EQUIVALENTS
 from service.constraints.schemas.formats import keywords_of
 from service.constraints.schemas.negation import complement
@@ -99,7 +99,10 @@ class _Reading:
         pointer = f"{pointer}/{name}"
         if name in CHECKS:
             CHECKS[name](name, value, pointer)
-            rewritten[name] = deepcopy(value)
+            if name == "minProperties":
+                self._least(value, pointer=pointer, rewritten=rewritten, beside=beside)
+            else:
+                rewritten[name] = deepcopy(value)
         elif name in EQUIVALENTS:
             found = EQUIVALENTS[name](self._whole, beside)
             if found is None:
@@ -121,6 +124,34 @@ class _Reading:
                 rewritten=rewritten,
                 beside=beside,
             )
+
+    def _least(
+        self, value: int, *, pointer: str, rewritten: Schema, beside: Mapping[str, Any]
+    ) -> None:
+        """Add `minProperties`, as far as `required` does not imply it.
+
+        The library lets other properties come twice, so it can count one of them, and not more. It
+        counts none beside `properties` that may be missing, if there may be others.
+        """
+        required = set(texts_of(beside.get("required")))
+        if value - len(required) > 1:
+            raise SchemaRefused(f"`minProperties` at #{pointer} cannot be enforced")
+        given = beside.get("properties")
+        properties = given if isinstance(given, Mapping) else {}
+        optional = [
+            key for key, one in properties.items() if one is not False and key not in required
+        ]
+        is_counted = "maxProperties" in beside or beside.get("additionalProperties") is False
+        if value > len(required) and optional and not is_counted:
+            others = {
+                "properties": dict.fromkeys(optional, False),
+                "required": sorted(required),
+                "minProperties": value,
+            }
+            schema = {"anyOf": [*({"required": [key]} for key in optional), others]}
+            rewritten.setdefault("allOf", []).append(self._schema(schema, pointer))
+        elif value > len(required):
+            rewritten["minProperties"] = value
 
     def _branches(
         self,

@@ -142,6 +142,11 @@ SERVED: list[dict[str, Any]] = [
             {"type": "number", "maximum": 1, "multipleOf": 1},
         ]
     },
+    {"minProperties": 1, "type": "object"},
+    {"minProperties": 1, "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}},
+    {"minProperties": 2, "required": ["a"], "properties": {"a": {}, "b": {"type": "string"}}},
+    {"minProperties": 2, "required": ["a", "b"], "properties": {"a": {}, "c": {}}},
+    {"minProperties": 1, "properties": {"a": {}, "b": {}}, "additionalProperties": False},
     {"dependencies": {"a": ["b"]}},
     {"dependencies": {"a": {"properties": {"b": {"type": "string"}}}}},
     {"dependentRequired": {"a": ["b"]}},
@@ -193,6 +198,13 @@ def test_references_that_multiply_at_each_level_cost_bounded_time(keyword: str):
     with pytest.raises(SchemaRefused, match="cannot be enforced"):
         enforceable(schema | {"$defs": definitions | {"d7": {"type": "string"}}})
     assert time.process_time() - began < 5.0
+
+
+def test_a_least_number_of_properties_that_could_be_one_property_twice_is_refused():
+    judge = Judge({"minProperties": 2, "required": ["a"], "type": "object"})
+    assert judge.lets('{"a":1,"b":2}') and not judge.lets('{"a":1,"a":1}')
+    message = "`minProperties` at #/items/minProperties cannot be enforced"
+    assert refusal_of({"items": {"minProperties": 2, "additionalProperties": {}}}) == message
 
 
 def test_branches_that_all_overlap_are_refused_when_they_are_many():

@@ -150,6 +150,14 @@ def test_a_format_holds_beside_other_keywords_of_a_text():
     assert not judge.lets('"b.a"') and not judge.lets('"a.bc"') and not judge.lets('"a."')
 
 
+def test_an_address_beside_a_common_pattern_is_served():
+    pattern = r"^\w+([\.-]?\w+)*@\w+([\.-]?\w+)*(\.\w{2,})+$"
+    judge = Judge({"type": "string", "format": "email", "pattern": pattern, "minLength": 6})
+    assert judge.lets('"a.b@c.de"')
+    for text in ("a@b.c", "a_@-b.cd", "a@b_.cde"):
+        assert not judge.lets(json.dumps(text))
+
+
 def test_the_format_that_no_pattern_describes_is_refused():
     assert keywords_of("regex") is None
     message = "`format` at #/items/format cannot be enforced"
