@@ -117,8 +117,8 @@ def _unless_free(value: Any) -> Any:
     return True if value is True or value == {} else None
 
 
-#: For each keyword, the schema that replaces it; None if it is not known. The second
-#: argument is the schema that has the keyword.
+#: For each keyword, the schema that replaces it; None if it is not known. The second argument is
+#: the schema that has the keyword.
 EQUIVALENTS: Final[dict[str, Callable[[Whole, Mapping[str, Any]], Any]]] = {
     "not": _of_not,
     "if": _of_if,

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from service.constraints.schemas.disjoint import overlaps
 from service.constraints.schemas.drafts import in_current_draft, listed
+from service.constraints.schemas.formats import keywords_of
 from service.constraints.schemas.whole import Whole
 
 #: The most levels of schemas within schemas, and references in a row.
@@ -79,7 +80,7 @@ class _Negation:
                 found += _of_count(name, value)
             elif name in _RULES:
                 found += _RULES[name](self, value, depth - 1)
-            elif name in _UNSAYABLE and not (name in _FREE and value in (_FREE[name], {})):
+            elif name in _UNSAYABLE and not _is_free(name, value):
                 raise _Unsayable
         found = [one for one in found if one is not False]
         return {"anyOf": found} if len(found) > 1 else found[0] if found else False
@@ -111,7 +112,8 @@ class _Negation:
         return found
 
     def _of_required(self, value: Any, _: int) -> list[Any]:
-        return [{"type": "object", "properties": {name: False}} for name in listed(value)]
+        names = [_checked(one, str) for one in listed(value)]
+        return [{"type": "object", "properties": {name: False}} for name in names]
 
     def _of_properties(self, value: Any, depth: int) -> list[Any]:
         parts = {name: self.of(one, depth) for name, one in _checked(value, Mapping).items()}
@@ -160,6 +162,13 @@ _RULES: Final[dict[str, Callable[[_Negation, Any, int], list[Any]]]] = {
     "not": _Negation._of_not,
     "$ref": _Negation._of_reference,
 }
+
+
+def _is_free(name: str, value: Any) -> bool:
+    """Whether a keyword restricts nothing."""
+    if name == "format":
+        return isinstance(value, str) and keywords_of(value) == {}
+    return name in _FREE and value in (_FREE[name], {})
 
 
 def _of_count(name: str, value: Any) -> list[Any]:

@@ -22,8 +22,9 @@ class Whole:
         self._num_left = MAX_STEPS
 
     def resolve(self, reference: str) -> Any:
-        """The schema that a reference refers to; None if there is none."""
-        return resolve(self._schema, reference)
+        """The schema that a reference refers to; None if there is none, or if it is no pointer."""
+        is_pointer = reference == "#" or reference.startswith("#/")
+        return resolve(self._schema, reference) if is_pointer else None
 
     def may_go_on(self) -> bool:
         """Whether there is work left for one more part; counts it."""

@@ -44,7 +44,28 @@ def test_names_that_their_schema_excludes_do_not_come(names, beside):
 
 
 VALUES: list[Any] = [
-    *(None, True, False, 0, 1, 2, -1, 1.5, "", "a", "ab", "foo", 'b"', [], [1], ["a"], [1, "a"]),
+    *(
+        None,
+        True,
+        False,
+        0,
+        1,
+        2,
+        -1,
+        1.5,
+        "",
+        "a",
+        "ab",
+        "foo",
+        'b"',
+        "-",
+        "~",
+        "]",
+        [],
+        [1],
+        ["a"],
+        [1, "a"],
+    ),
     *({}, {"a": 1}, {"b": 1}, {"a": 1, "b": "a"}, {"a": "x", "b": None}, {"c": 1}),
 ]
 #: Keywords, with the number of schemas that they need and the schema that they make of these.
@@ -142,6 +163,8 @@ SERVED: list[dict[str, Any]] = [
             {"type": "number", "maximum": 1, "multipleOf": 1},
         ]
     },
+    {"not": {"enum": [*"#$%&()*+,-./:;<=>?@[]^_`{|}~"]}},
+    {"not": {"maxLength": 1, "format": "a thing"}},
     {"minProperties": 1, "type": "object"},
     {"minProperties": 1, "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}},
     {"minProperties": 2, "required": ["a"], "properties": {"a": {}, "b": {"type": "string"}}},
@@ -168,7 +191,18 @@ def test_common_conditions_are_served_exactly(schema: dict[str, Any]):
 
 
 def test_what_cannot_be_said_without_a_keyword_is_refused():
-    for schema in ({"pattern": "a"}, {"multipleOf": 3}, {"const": {}}, {"const": "a" * 101}):
+    unsayable: list[dict[str, Any]] = [
+        {"pattern": "a"},
+        {"multipleOf": 3},
+        {"const": {}},
+        {"const": "a" * 101},
+        {"maxProperties": 1},
+        {"required": [1]},
+        {"minLength": "1"},
+        {"$ref": "#anchor"},
+        {"$ref": "other.json"},
+    ]
+    for schema in unsayable:
         assert refusal_of({"items": {"not": schema}}) == "`not` at #/items/not cannot be enforced"
         condition = {"if": schema, "then": {"type": "string"}}
         assert refusal_of(condition) == "`if` at #/if cannot be enforced"

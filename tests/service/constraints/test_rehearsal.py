@@ -56,7 +56,7 @@ def test_what_cannot_continue_is_refused_before_the_first_token():
     try:
         wanted = Constraint("json_schema", MANY, "body.json_schema")
         with pytest.raises(InvalidRequest, match="is too complex to continue after") as refused:
-            ProbedGrammars(compiled(), probe).constraint(wanted, [])
+            ProbedGrammars(make_grammars(), probe).constraint(wanted, [])
         assert refused.value.field == "body.json_schema"
         # An output that has begun elsewhere is not refused for what it may never reach.
         assert probe.judge(wanted, factor=4.0).refusal == ""

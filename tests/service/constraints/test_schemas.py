@@ -97,7 +97,7 @@ def test_a_keyword_that_asks_nothing_is_read_over(words):
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"items": {"not": {"format": "a"}}}, "`not` at #/items/not cannot be enforced"),
+    ({"items": {"not": {"pattern": "a"}}}, "`not` at #/items/not cannot be enforced"),
     ({"uniqueItems": True}, "`uniqueItems` at #/uniqueItems cannot be enforced"),
     ({"if": {"pattern": "a"}, "then": {}}, "`if` at #/if cannot be enforced"),
     ({"anyOf": [{}, {"contains": {}}]}, "`contains` at #/anyOf/1/contains cannot be enforced"),
