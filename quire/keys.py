@@ -11,8 +11,6 @@ hash tag: a whole shard lies in one slot, so that every transition can be one sc
                                  consumes any one of them. Its field `id` is the request that it
                                  was added with. Undelivered entries are never deleted: that would
                                  make the group's lag unknown.
-    in:<priority>:resumed  stream   where workers of earlier versions queue requests that return to
-                                 their class. Nothing is added any more; workers empty it.
     arrival             hash     `last`: the last arrival given to a request, in microseconds.
                                  `fair:<priority>`: the virtual time of the class, and three virtual
                                  starts (see fairness.lua). Present once tenants shared the class.
@@ -159,9 +157,6 @@ class Keys:
     def ingress(self, priority: int) -> str:
         return f"{self.prefix}:in:{priority:d}"
 
-    def resumed(self, priority: int) -> str:
-        return f"{self.ingress(priority)}:resumed"
-
     def rank(self, priority: int) -> str:
         return f"{self.prefix}:rank:{priority:d}"
 
@@ -183,12 +178,8 @@ class Keys:
 
     @property
     def all_ingress(self) -> tuple[str, ...]:
-        """The ingress streams in the order of the scripts: all for new requests, then all resumed.
-
-        Both parts are ordered by priority, lowest first.
-        """
-        levels = range(NUM_PRIORITIES)
-        return (*map(self.ingress, levels), *map(self.resumed, levels))
+        """The ingress streams in the order of the priorities, lowest first."""
+        return tuple(map(self.ingress, range(NUM_PRIORITIES)))
 
     def request(self, request_id: str) -> str:
         return f"{self.prefix}:r:{request_id}"
@@ -220,11 +211,10 @@ class Keys:
         EXPIRE takes the lease set after them.
         """
         accounting = (self.open, self.counts, self.delay, self.control, self.wait)
-        ingress = self.all_ingress[:NUM_PRIORITIES]
         ranking = (*self.all_ranks, self.arrival, *map(self.fair, range(NUM_PRIORITIES)), self.rate)
         return (
             *accounting,
-            *ingress,
+            *self.all_ingress,
             self.log_positions,
             *ranking,
             self.turn,

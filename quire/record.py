@@ -227,7 +227,7 @@ FIELDS = (
         "arrival",
         Form.MOMENT,
         "when it was queued, in microseconds: later than every request queued before it. Kept "
-        "when it returns with tokens or is released. Absent if an earlier version has queued it",
+        "when it returns with tokens or is released. Absent before it was queued",
         by="request",
     ),
     Field(
@@ -240,15 +240,14 @@ FIELDS = (
     Field(
         "answer",
         Form.NUMBER,
-        "the most tokens for which its output counts; absent if an earlier version submitted it",
+        "the most tokens for which its output counts; absent if its producer did not send it",
         by="submit",
     ),
     Field(
         "answer_limit",
         Form.NUMBER,
         "the most tokens of its output if it names none, 0 for the rest of the context; absent if "
-        "it [names one](queue-order.md#requests-without-max_tokens), or an earlier version "
-        "submitted it",
+        "it [names one](queue-order.md#requests-without-max_tokens)",
         by="submit, requeue",
         in_letter=True,
     ),

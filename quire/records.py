@@ -181,7 +181,7 @@ class TerminalRecord:
     usage: Usage = Usage()
     error: ErrorInfo | None = None
     timing: Timing = Timing()
-    #: Measured by the worker that ended the request; None if it had no engine, or an older version.
+    #: Measured by the worker that ended the request; None if it had no engine.
     execution: Execution | None = None
     attempts: int = 0
     resumes: int = 0

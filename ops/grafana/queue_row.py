@@ -27,17 +27,13 @@ QUEUE_ROW = Row(
     [
         Panel(
             title="Queue backlog",
-            description="Requests that no worker has read, and requests that a worker has read but "
-            "not claimed, by priority. A claim normally follows within milliseconds.",
+            description="Entries in the streams of the queue, by priority: one for each request "
+            "that waits for a worker.",
             unit="short",
             targets=[
                 Target(
                     largest("quire_queue_lag_messages", "queue, priority", QUEUES),
                     "{{queue}} {{priority}}",
-                ),
-                Target(
-                    largest("quire_queue_pending_messages", "queue, priority", QUEUES),
-                    "{{queue}} {{priority}}, read",
                 ),
             ],
             is_stacked=True,
@@ -53,9 +49,8 @@ QUEUE_ROW = Row(
         ),
         Panel(
             title="Oldest request",
-            description="How long the oldest request has waited for a worker, by priority; and how "
-            "long ago the oldest unclaimed request was read. Unlike the wait of claimed requests "
-            "these times grow while nothing is claimed.",
+            description="How long the oldest request has waited for a worker, by priority. Unlike "
+            "the wait of claimed requests, this time grows while nothing is claimed.",
             unit="s",
             targets=[
                 Target(
@@ -66,15 +61,6 @@ QUEUE_ROW = Row(
                         state="undelivered",
                     ),
                     "{{queue}} {{priority}}",
-                ),
-                Target(
-                    largest(
-                        "quire_queue_oldest_message_age_seconds",
-                        "queue",
-                        QUEUES,
-                        state="pending",
-                    ),
-                    "{{queue}}, read and not claimed",
                 ),
             ],
         ),
@@ -196,12 +182,10 @@ QUEUE_ROW = Row(
         ),
         Panel(
             title="Taken over",
-            description="Entries whose reader ended before the claim, and requests with an expired "
-            "lease: a worker died or hangs. For restored requests Redis had lost keys, because a "
-            "stream was trimmed or a key was evicted.",
+            description="Requests with an expired lease: a worker died or hangs. For restored "
+            "requests Redis had lost keys, because a key was deleted or evicted.",
             unit="cps",
             targets=[
-                Target(rate("quire_messages_redelivered_total", "", WORKERS), "redelivered"),
                 Target(rate("quire_leases_reaped_total", "", WORKERS), "leases reaped"),
                 Target(
                     rate("quire_requests_restored_total", "lost", WORKERS), "restored: {{lost}}"

@@ -33,15 +33,12 @@ _LAST_NUMBER = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class GroupEnd:
-    """One member of a group has ended. `position` is the cursor to read on from.
-
-    `tenant` is None if a program of an earlier version has written the end.
-    """
+    """One member of a group has ended. `position` is the cursor to read on from."""
 
     position: str
     request_id: str
     state: State
-    tenant: str | None = None
+    tenant: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +232,7 @@ def ends_in(entries: Iterable[Any]) -> list[GroupEnd]:
                 entry_id.decode(),
                 fields[b"id"].decode(),
                 State(fields[b"state"].decode()),
-                fields[b"tenant"].decode() if b"tenant" in fields else None,
+                fields[b"tenant"].decode(),
             )
             for entry_id, fields in entries
         ]

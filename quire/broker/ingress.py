@@ -71,7 +71,6 @@ class IngressReader:
         """The same, and what has to be known before a wait. BrokerUnavailable at once."""
         levels = _from(least)
         streams = [self._keys.ingress(level) for level in levels]
-        streams += [self._keys.resumed(level) for level in levels]
 
         def once() -> list[Any]:
             with self._connection.pipeline(transaction=False) as pipeline:
@@ -88,7 +87,6 @@ class IngressReader:
         newest = [next(replies) for _ in streams]
         lengths = [int(next(replies)) for _ in streams]
         waiting = [int(next(replies)) for _ in levels]
-        new, resumed = lengths[: len(levels)], lengths[len(levels) :]
         candidates, is_paused = self._heads_in(replies, levels, count=count)
         return Look(
             candidates,
@@ -97,7 +95,7 @@ class IngressReader:
                 stream: entries[0][0] if entries else b"0-0"
                 for stream, entries in zip(streams, newest, strict=True)
             },
-            is_balanced=not any(resumed) and all(map(int.__le__, new, waiting)),
+            is_balanced=all(map(int.__le__, lengths, waiting)),
         )
 
     def wait(self, cursors: Mapping[str, bytes], *, seconds: float) -> None:

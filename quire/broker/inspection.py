@@ -24,31 +24,21 @@ from quire.transport.cluster.parts import at_each_node, servers_of
 from quire.transport.connection import Retrying
 from quire.wire.protocol import Activity, Priority
 
-#: The most deliveries read per stream to find the one that waits longest for its claim. Workers
-#: hold fewer between read and claim, unless many hundreds of them die at once.
-MAX_PENDING_SEEN = 256
-
-#: Streams of a shard: for each class one for new requests and one for requeued ones.
-_NUM_STREAMS = 2 * len(Priority)
-
 
 @dataclass(frozen=True, slots=True)
 class IngressState:
-    """The queued requests of one class, and the entries of its two ingress streams.
+    """The queued requests of one class, and the entries of its ingress stream.
 
-    `num_queued`: the requests in the rank set. The streams have as many entries, and those of
-    requests that were cancelled or waited too long, until a worker consumes them. Entries are
-    pending only for workers of earlier versions. `undelivered_seconds`: the age of the oldest
-    undelivered entry, or of the request that is claimed next, whichever is more; 0 if no request
-    is queued. `pending_seconds`: since the oldest pending delivery; 0 if there is none.
+    `num_queued`: the requests in the rank set. The stream has as many entries, and those of
+    requests that were cancelled or waited too long, until a worker consumes them.
+    `undelivered_seconds`: the age of the oldest undelivered entry, or of the request that is
+    claimed next, whichever is more; 0 if no request is queued.
     """
 
     priority: Priority
     num_undelivered: int
-    num_pending: int
     undelivered_seconds: float
-    pending_seconds: float
-    num_queued: int = 0
+    num_queued: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +69,7 @@ class ShardState:
 
     @property
     def activities(self) -> dict[Activity, int]:
-        """How many claimed requests do what, as live workers told at their last beat.
-
-        Workers of earlier versions do not tell, so the sum may be less than `num_leases`.
-        """
+        """How many claimed requests do what, as live workers told at their last beat."""
         loads = [worker.load for worker in self.workers if worker.is_alive]
         return {one: int(sum(load.get(one, 0) for load in loads)) for one in Activity}
 
@@ -90,12 +77,10 @@ class ShardState:
     def num_lost(self) -> int:
         """A lower bound for the queued requests that are in no rank set.
 
-        The entry of an ended request may hide one that is lost. So may the entry of a request that
-        an earlier version has queued and no worker has ranked yet, and an open turn of a session.
+        An open turn of a session may hide one that is lost.
         """
-        num_entries = sum(each.num_undelivered + each.num_pending for each in self.ingress)
         num_ranked = sum(each.num_queued for each in self.ingress)
-        return max(0, self.num_queued - max(num_ranked, num_entries) - self.num_turns)
+        return max(0, self.num_queued - num_ranked - self.num_turns)
 
 
 def inspect_shards(connection: redis.Redis, shards: Sequence[Keys]) -> list[ShardState]:
@@ -138,12 +123,10 @@ def inspect_memory(connection: redis.Redis) -> ServerMemory | None:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """The first round trip's data of a stream; `lag` is None if the server does not know it."""
+    """The first round trip's data of a stream; `lag` are its undelivered entries."""
 
     last_delivered: bytes
-    length: int
-    pending: int
-    lag: int | None
+    lag: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +180,7 @@ def _ask_sizes(pipeline: Any, shards: Sequence[Keys]) -> None:
 
 
 def _read_sizes(replies: Iterator[Any]) -> _Sizes:
-    groups = tuple(_group_of(next(replies), int(next(replies))) for _ in range(_NUM_STREAMS))
+    groups = tuple(_group_of(next(replies), int(next(replies))) for _ in Priority)
     ranks = [(int(next(replies)), next(replies)) for _ in Priority]
     return _Sizes(
         groups=groups,
@@ -219,7 +202,6 @@ def _ask_heads(pipeline: Any, shards: Sequence[Keys], sizes: Sequence[_Sizes], n
     for keys, known in zip(shards, sizes, strict=True):
         for stream, group in zip(keys.all_ingress, known.groups, strict=True):
             pipeline.xrange(stream, min=b"(" + group.last_delivered, count=1)
-            pipeline.xpending_range(stream, GROUP, min="-", max="+", count=MAX_PENDING_SEEN)
         for head in known.heads:
             name = (head or b"").decode(errors="replace")
             pipeline.hget(keys.request(name), "arrival")
@@ -230,16 +212,16 @@ def _ask_heads(pipeline: Any, shards: Sequence[Keys], sizes: Sequence[_Sizes], n
 def _read_heads(replies: Iterator[Any], known: _Sizes, *, now_ms: int) -> ShardState:
     # The two were not counted at exactly the same moment.
     num_queued = max(0, known.num_waiting - known.num_scheduled)
-    streams = [
-        _ingress_of(
-            priority, group, next(replies), next(replies), now_ms=now_ms, is_ended=not num_queued
-        )
-        for priority, group in zip(2 * list(Priority), known.groups, strict=True)
-    ]
-    new, resumed = streams[: len(Priority)], streams[len(Priority) :]
-    ages = [_age_of(next(replies), now_ms=now_ms) for _ in Priority]
+    oldest = [next(replies) for _ in Priority]
+    streams = [_seconds_since(entries if num_queued else [], now_ms=now_ms) for entries in oldest]
+    heads = [_age_of(next(replies), now_ms=now_ms) for _ in Priority]
     return ShardState(
-        ingress=tuple(map(_together, new, resumed, known.ranked, ages)),
+        ingress=tuple(
+            IngressState(priority, group.lag, max(stream, head), num_ranked)
+            for priority, group, stream, head, num_ranked in zip(
+                Priority, known.groups, streams, heads, known.ranked, strict=True
+            )
+        ),
         is_paused=known.is_paused,
         policy=_policy_in(known.policy),
         num_queued=num_queued,
@@ -277,32 +259,17 @@ def _is_missing(error: Exception) -> bool:
 def _group_of(rows: Sequence[Mapping[str, Any]], length: int) -> _Group:
     for row in rows:
         if row["name"] == GROUP.encode():
+            # Redis before 7.0 has no lag, and later versions lose it when an entry is deleted. A
+            # claim removes its entry, so all entries in the stream are undelivered.
             lag = row.get("lag")
-            return _Group(
-                last_delivered=row["last-delivered-id"],
-                length=length,
-                pending=int(row["pending"]),
-                lag=None if lag is None else int(lag),
-            )
-    return _Group(last_delivered=b"0-0", length=length, pending=0, lag=None)
+            return _Group(row["last-delivered-id"], length if lag is None else int(lag))
+    return _Group(b"0-0", length)
 
 
-def _ingress_of(
-    priority: Priority, group: _Group, waiting: Any, pending: Any, *, now_ms: int, is_ended: bool
-) -> IngressState:
-    # Redis before 7.0 has no lag, and later versions lose it when an entry is deleted. A claim
-    # removes its entry, so an entry in the stream that is not pending is undelivered.
-    lag = max(0, group.length - group.pending) if group.lag is None else group.lag
-    has_age = waiting and not is_ended
-    entered_ms = int(waiting[0][0].partition(b"-")[0]) if has_age else now_ms
-    idle_ms = max((int(row["time_since_delivered"]) for row in pending), default=0)
-    return IngressState(
-        priority=priority,
-        num_undelivered=lag,
-        num_pending=group.pending,
-        undelivered_seconds=max(0, now_ms - entered_ms) / 1000,
-        pending_seconds=idle_ms / 1000,
-    )
+def _seconds_since(entries: Any, *, now_ms: int) -> float:
+    """The age of the first entry; 0 without one."""
+    entered_ms = int(entries[0][0].partition(b"-")[0]) if entries else now_ms
+    return max(0, now_ms - entered_ms) / 1000
 
 
 def _count_of(value: Any) -> int:
@@ -324,17 +291,3 @@ def _age_of(arrival: Any, *, now_ms: int) -> float:
     if not isinstance(arrival, bytes) or not arrival.isdigit():
         return 0.0
     return max(0.0, now_ms / 1000 - int(arrival) / 1_000_000)
-
-
-def _together(
-    new: IngressState, resumed: IngressState, num_queued: int, head_seconds: float
-) -> IngressState:
-    """Both streams of one class as one, with what its rank set tells."""
-    return IngressState(
-        priority=new.priority,
-        num_undelivered=new.num_undelivered + resumed.num_undelivered,
-        num_pending=new.num_pending + resumed.num_pending,
-        undelivered_seconds=max(new.undelivered_seconds, resumed.undelivered_seconds, head_seconds),
-        pending_seconds=max(new.pending_seconds, resumed.pending_seconds),
-        num_queued=num_queued,
-    )

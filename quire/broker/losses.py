@@ -28,11 +28,7 @@ _FIELDS = ("state", "epoch", "priority", "arrival", "tenant", "session")
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """`lost`: request id -> what is missing. `num_seen` of the `num_open` requests were examined.
-
-    Requests that an older version has queued are not reported: no worker may have ranked them yet.
-
-    """
+    """`lost`: request id -> what is missing. `num_seen` of `num_open` requests were examined."""
 
     num_open: int
     num_seen: int
@@ -112,15 +108,14 @@ def _question(
     keys: Keys, name: str, record: Sequence[bytes | None]
 ) -> tuple[Lost, Callable[[Any], object]] | None:
     """Where the record says that the request is, and the read that checks it."""
-    state, _, priority, arrival, *_ = record
-
+    state, _, priority, *_ = record
     if state is None:
         return Lost.RECORD, lambda pipeline: pipeline.hexists(keys.open, name)
     if state == b"scheduled":
         return Lost.DELAY, lambda pipeline: pipeline.zscore(keys.delay, name)
     if state == b"running":
         return Lost.LEASE, lambda pipeline: pipeline.zscore(keys.lease, name)
-    if state != b"queued" or arrival is None:
+    if state != b"queued":
         return None
     return Lost.ENTRY, lambda pipeline: pipeline.zscore(keys.rank(int(priority or 0)), name)
 

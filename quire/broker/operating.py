@@ -7,10 +7,8 @@ from typing import Any
 
 from quire.broker import reading
 from quire.broker.absence import absence
-from quire.broker.inspection import MAX_PENDING_SEEN
 from quire.broker.shard import Shard
 from quire.errors import InvalidRequest, UnknownRequest
-from quire.keys import GROUP
 from quire.transitions.calls import requeue_call
 from quire.transitions.control import DRAIN, Control
 from quire.transitions.defaults import FIELDS, QueueDefaults, default_fields
@@ -211,20 +209,10 @@ class Operating(Shard):
     def num_unheard(self, since_ms: int) -> int:
         """The number of requests whose worker has been silent since a time on the broker's clock.
 
-        They were delivered to the worker before that time, and it has not claimed them or renewed
-        their leases since. One lease after that time they can be taken over.
+        It has not renewed their leases since. One lease after that time they can be taken over.
         """
-        keys, idle_ms = self.keys, max(0, self.now_ms() - since_ms)
         renewed = since_ms + int(self.lease_seconds * 1000)
-        delivered = (
-            command("xpending_range", stream, GROUP, "-", "+", count=MAX_PENDING_SEEN)
-            for stream in keys.all_ingress
-        )
-        num_leases, *streams = self._read(
-            command("zcount", keys.lease, "-inf", renewed), *delivered
-        )
-        silences = [int(row["time_since_delivered"]) for rows in streams for row in rows]
-        return int(num_leases) + sum(silence >= idle_ms for silence in silences)
+        return int(self._read(command("zcount", self.keys.lease, "-inf", renewed)))
 
     def workers(self) -> list[WorkerInfo]:
         """The workers that have signed the registry within a day, sorted by name."""

@@ -239,8 +239,6 @@ def _whole(parts: Sequence[IngressState]) -> IngressState:
     return IngressState(
         priority=parts[0].priority,
         num_undelivered=sum(one.num_undelivered for one in parts),
-        num_pending=sum(one.num_pending for one in parts),
         undelivered_seconds=max(one.undelivered_seconds for one in parts),
-        pending_seconds=max(one.pending_seconds for one in parts),
         num_queued=sum(one.num_queued for one in parts),
     )

@@ -52,7 +52,7 @@ from quire.wire.codec import pack
 from quire.wire.output import Completion, ErrorInfo, FinishReason, State
 from quire.wire.protocol import Priority
 
-#: A worker that was silent for so long is removed from the registry, with its consumers.
+#: A worker that was silent for so long is removed from the registry.
 WORKER_MEMORY_SECONDS = 86_400.0
 
 #: How often a waiting read checks whether the queue is still paused.
@@ -100,29 +100,22 @@ class Working(Shard):
                 continue
             look = self._ingress.look(count=count, least=least)
             candidates, is_paused = look.candidates, look.is_paused
-            # Deliveries that were left are for calls of `balance` by those who count them.
-            has_changed = not look.is_balanced and any(
-                self.balance(min_idle_seconds=WORKER_MEMORY_SECONDS)
-            )
+            is_settled = look.is_balanced or not self.balance()
             if candidates or is_paused:
                 continue
-            if not has_changed:
+            if is_settled:
                 self._ingress.wait(look.cursors, seconds=left)
             candidates, is_paused = self._ingress.peek(count=count, least=least)
         return [] if is_paused else candidates
 
-    def balance(self, *, min_idle_seconds: float | None = None) -> tuple[int, int]:
-        """Consumes surplus tickets, and ranks requests that older versions have queued.
+    def balance(self) -> int:
+        """Consumes surplus tickets, some of each class; returns how many.
 
-        Ended requests leave tickets behind; without them the lag of an empty queue is 0. Older
-        workers may have left deliveries; those are taken after `min_idle_seconds`, a lease by
-        default. Returns how many entries were consumed, and how many requests were ranked. Any
-        worker may call it at any time; `peek` does if nothing waits.
+        Ended requests leave tickets behind; without them the lag of an empty queue is 0. Any worker
+        may call it at any time; `peek` does if nothing waits.
         """
-        seconds = self.lease_seconds if min_idle_seconds is None else min_idle_seconds
-        call = balance_call(self.keys, min_idle_ms=int(seconds * 1000), most=MAX_ITEMS_PER_CALL)
-        used, found = self._scripts.run("balance", call)
-        return int(used), int(found)
+        call = balance_call(self.keys, most=MAX_ITEMS_PER_CALL)
+        return int(self._scripts.run("balance", call))
 
     def announce(self, policy: QueuePolicy, *, replaces: bool = True) -> bool:
         """Ranks the requests that wait by this policy; returns whether that changed anything.

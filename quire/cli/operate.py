@@ -284,13 +284,12 @@ def _show(view: QueueView, console: Console) -> None:
             number,
             ingress.priority.name.lower(),
             ingress.num_undelivered,
-            ingress.num_pending,
-            f"{max(ingress.undelivered_seconds, ingress.pending_seconds):.1f}",
+            f"{ingress.undelivered_seconds:.1f}",
         )
         for number, shard in enumerate(shards)
         for ingress in reversed(shard.ingress)
     ]
-    console.table(("shard", "priority", "unread", "delivered", "oldest_s"), streams)
+    console.table(("shard", "priority", "unread", "oldest_s"), streams)
     for number, shard in enumerate(shards):
         if shard.num_lost:
             detail = "queued requests are lost: no rank set has them; see `quire doctor`"

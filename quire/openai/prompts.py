@@ -97,7 +97,7 @@ def prompt_fields(use: PromptUse) -> dict[str, Any]:
 
 
 def prompt_use_from(fields: Mapping[str, Any]) -> PromptUse:
-    """Reads these fields back; a record without them is that of an earlier version."""
+    """Reads these fields back."""
     names = fields.get("prompt")
     if not isinstance(names, list):
         return NO_PROMPT

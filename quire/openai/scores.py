@@ -152,7 +152,6 @@ def _entry(form: ScoreForm, index: int, completion: Completion) -> dict[str, Any
     numbers = completion.embedding
     if form == "score":
         return {"index": index, "object": "score", "score": numbers[0]}
-    # Workers of older versions send no label.
     label = completion.label or None
     return {"index": index, "label": label, "probs": numbers, "num_classes": len(numbers)}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from quire.keys import NUM_PRIORITIES, Keys
+from quire.keys import Keys
 from quire.transitions.values import BackOff, Claim, DeadLetter, QueuePolicy
 from quire.transport.script_runner import Argument, Call
 from quire.wire.codec import pack
@@ -78,10 +78,9 @@ def claim_call(
     return Call(names, (request_id, owner, fingerprint or "", worker, affinity_ms))
 
 
-def balance_call(keys: Keys, *, min_idle_ms: int, most: int) -> Call:
+def balance_call(keys: Keys, *, most: int) -> Call:
     """For balance.lua."""
-    resumed = keys.all_ingress[NUM_PRIORITIES:]
-    return Call((*keys.of_workers, *resumed), (min_idle_ms, most))
+    return Call(keys.of_workers, (most,))
 
 
 def announce_call(keys: Keys, policy: QueuePolicy, *, replaces: bool) -> Call:
@@ -157,7 +156,7 @@ def requeue_call(keys: Keys, letter: DeadLetter, *, keep_tokens: bool) -> Call:
 def beat_call(keys: Keys, worker: str, *, state: str, load: bytes, memory_seconds: float) -> Call:
     """For beat_worker.lua."""
     arguments = (worker, state, load, int(memory_seconds * 1000))
-    return Call((keys.workers, keys.control, *keys.all_ingress), arguments)
+    return Call((keys.workers, keys.control), arguments)
 
 
 def in_parts(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:

@@ -23,7 +23,7 @@ class WorkerInfo:
     """What a worker last wrote into the registry, `seen_seconds` ago on the broker's clock.
 
     `model` is the model that it serves, and `policy` the order in which it takes requests; empty if
-    an older worker does not tell them. `adapters`: name of an adapter -> fingerprint of its files.
+    it does not tell them. `adapters`: name of an adapter -> fingerprint of its files.
     """
 
     name: str

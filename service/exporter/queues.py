@@ -153,11 +153,9 @@ class QueueCollector(Collector):
                 [((v.name, state), of(v)) for v in views for state, of in numbers.items()],
             )
         yield _metric("quire_queue_lag_messages", _by_class(views, "num_undelivered"))
-        yield _metric("quire_queue_pending_messages", _by_class(views, "num_pending"))
         yield _metric(
             "quire_queue_oldest_message_age_seconds",
-            _by_class(views, "undelivered_seconds", "undelivered")
-            + _by_class(views, "pending_seconds", "pending"),
+            _by_class(views, "undelivered_seconds", "undelivered"),
         )
         yield _metric(
             "quire_queue_tenant_ahead_tokens",

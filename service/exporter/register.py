@@ -33,16 +33,10 @@ EXPORTER_REGISTER: tuple[Family, ...] = (
     ),
     Family(
         "gauge",
-        "quire_queue_pending_messages",
-        {**QUEUE, **BY_PRIORITY},
-        "Entries that a worker of version 0.2 has read but not claimed yet.",
-    ),
-    Family(
-        "gauge",
         "quire_queue_oldest_message_age_seconds",
-        {**QUEUE, **BY_PRIORITY, "state": ("undelivered", "pending")},
-        "undelivered: age of the oldest entry, or of the request that is claimed next, whichever "
-        "is more, and 0 while no request is queued; pending: since the oldest pending delivery.",
+        {**QUEUE, **BY_PRIORITY, "state": ("undelivered",)},
+        "Age of the oldest entry, or of the request that is claimed next, whichever is more; 0 "
+        "while no request is queued.",
     ),
     Family(
         "gauge",

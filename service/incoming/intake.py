@@ -278,8 +278,7 @@ class Intake:
             for restored in self._contact.call("recover", broker.rank_anew):
                 self._metrics.restored[restored.lost].inc()
         self._is_announced = True
-        _, num_found = self._contact.call("recover", broker.balance)
-        self._metrics.redelivered.inc(num_found)
+        self._contact.call("recover", broker.balance)
         self._next_care = self._clock() + self._settings.lease_seconds
 
     def _take_in(self, candidates: list[Candidate]) -> None:

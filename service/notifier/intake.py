@@ -12,7 +12,6 @@ from quire.broker.grouping import GroupProgress
 from quire.broker.telling import Delivery
 from quire.errors import ProtocolError, QuireError
 from quire.transport.connection import is_refused
-from quire.wire.ends import End
 from service.notifier.deliveries import Deliveries
 from service.notifier.endpoints import Endpoint
 from service.notifier.events import (
@@ -94,10 +93,9 @@ class Intake:
             await self._add(event_of(end, queue=queue))
         for batch in delivery.batches:
             await self._add(event_of_batch(batch, queue=queue))
-        # One end of each group, the last one, so that the end of the group is found after all.
-        for group, end in {end.group: end for end in delivery.ends if end.group}.items():
+        for group in dict.fromkeys(end.group for end in delivery.ends if end.group):
             try:
-                await self._end_group(group, end)
+                await self._end_group(group)
             except QuireError as error:
                 if not (isinstance(error, ProtocolError) or is_refused(error)):
                     raise
@@ -105,7 +103,7 @@ class Intake:
                 self._drop("the group cannot be read", group=group, error=str(error))
         await self._broker.acknowledge(GROUP, delivery.positions)
 
-    async def _end_group(self, group: str, end: End) -> None:
+    async def _end_group(self, group: str) -> None:
         """Keeps the webhook of a group without an open member in any shard.
 
         It is the same whichever end of the group led here.
@@ -121,7 +119,7 @@ class Intake:
             return
         if any(part.last_end for part in parts):
             queue = self._broker.keys.queue
-            await self._add(event_of_group(group, parts, queue=queue, tenant=end.tenant))
+            await self._add(event_of_group(group, parts, queue=queue))
         else:
             self._drop("the group has expired", group=group)
 

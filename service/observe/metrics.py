@@ -66,7 +66,6 @@ class Metrics:
         self.rewinds = bind("quire_publish_rewinds_total")
         self.fenced = bind("quire_publish_fenced_total")
         self.redis_errors = bind("quire_redis_errors_total")
-        self.redelivered = bind("quire_messages_redelivered_total")
         self.reaped = bind("quire_leases_reaped_total")
         self.restored = bind("quire_requests_restored_total")
         self.dead_lettered = bind("quire_messages_dead_lettered_total")

@@ -300,13 +300,6 @@ REGISTER: Mapping[str, tuple[Family, ...]] = {
     "Queue": (
         Family(
             "counter",
-            "quire_messages_redelivered_total",
-            QUEUE,
-            "Requests without a rank that this worker has found by their stream entries: queued or "
-            "left by version 0.2, or Redis had lost their ranks.",
-        ),
-        Family(
-            "counter",
             "quire_leases_reaped_total",
             QUEUE,
             "Expired leases of any worker whose requests this one has queued again or ended.",

@@ -129,7 +129,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule()
     def balance(self):
-        self.broker.balance(min_idle_seconds=0)
+        self.broker.balance()
 
     @precondition(lambda self: self.model.entries)
     @rule(which=st.integers(0, 9))

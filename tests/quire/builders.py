@@ -16,7 +16,7 @@ from quire.wire.protocol import GenerationRequest
 
 #: Keys that belong to a queue and not to a request; every other key must have an expiry.
 WITHOUT_EXPIRY = (
-    *(f"in:{level}{kind}" for level in range(4) for kind in ("", ":resumed")),
+    *(f"in:{level}" for level in range(4)),
     *(f"rank:{level}" for level in range(4)),
     *("arrival", "lease", "place", "delay", "wait", "open", "counts", "control", "turn", "turns"),
     "ends",

@@ -145,7 +145,7 @@ class World:
         self._claim(worker)
 
     def _balance(self, _worker: Worker) -> None:
-        self._broker.balance(min_idle_seconds=0)
+        self._broker.balance()
 
     def _claim(self, worker: Worker) -> None:
         if not worker.entries:

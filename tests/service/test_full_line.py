@@ -34,7 +34,7 @@ def waiting_bulk(queue: Queue) -> int:
 
 
 def take_tickets(queue: Queue, priority: Priority) -> None:
-    """Have all tickets of a class delivered to a worker of an earlier version, that is gone."""
+    """Have all tickets of a class delivered to a reader that uses none of them."""
     stream = queue.keys.ingress(priority)
     while queue.connection.xreadgroup(GROUP, "gone", {stream: ">"}, count=100):
         pass

@@ -10,6 +10,7 @@ from typing import Any
 from tests.simulation.model_state import (
     COMMITTED,
     MISSING,
+    OTHER_RANK,
     Call,
     Shard,
     changed,
@@ -47,12 +48,16 @@ class Accidents:
         return with_late_waits(shard._replace(clock=shard.clock._replace(late=late))), None
 
     def lose_rank(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
-        """As when it is evicted; or when an older version has queued the request."""
+        """As when it is evicted."""
         return with_rank(shard, call.request, 0), None
 
     def stay_ranked(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
-        """As when a worker of an earlier version has claimed it: that knows no ranks."""
+        """As when a rank is written by hand, of a request that runs."""
         return with_rank(shard, call.request, shard.requests[call.request].arrival), None
+
+    def misrank(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
+        """As when it was ranked by another policy."""
+        return with_rank(shard, call.request, OTHER_RANK), None
 
     def lose_ticket(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
         tickets = shard.tickets[: call.entry] + shard.tickets[call.entry + 1 :]

@@ -18,7 +18,6 @@ from functools import cache
 from typing import NamedTuple
 
 from tests.simulation.model_state import (
-    BY_TICKET,
     NOBODY,
     OPEN,
     STRIDE,
@@ -171,11 +170,10 @@ def without_epoch(call: Call) -> Call:
 def with_numbered_arrivals(shard: Shard) -> Shard:
     """Arrivals, and the ranks and turns that are arrivals, are numbered in their order."""
     arrivals = {request.arrival for request in shard.requests if request}
-    arrivals.update(rank for rank in shard.ranks if rank != BY_TICKET)
+    arrivals.update(shard.ranks)
     arrivals.update(request.turn for request in shard.requests if request)
     arrivals.update(moment for turn in shard.turns for moment in (turn.number, turn.moment))
     numbers = {arrival: number for number, arrival in enumerate(sorted({0} | arrivals))}
-    numbers[BY_TICKET] = BY_TICKET
 
     def numbered(request: Request) -> Request:
         return request._replace(arrival=numbers[request.arrival], turn=numbers[request.turn])

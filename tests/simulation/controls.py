@@ -180,8 +180,8 @@ class CancelledAndRanked(Scripts):
 class TicketsLeaked(Scripts):
     """What cancelled and expired requests leave is never used up."""
 
-    def without_surplus(self, shard: Shard, most: int) -> tuple[Shard, int, int]:
-        return shard, 0, 0
+    def without_surplus(self, shard: Shard, most: int) -> tuple[Shard, int]:
+        return shard, 0
 
 
 class TicketsForgotten(Scripts):
@@ -332,7 +332,7 @@ CONTROLS = (
     Control(Scenario("fence open after the end"), "I3", FenceOpenAfterTheEnd),
     Control(Scenario("reaped and lost"), "I5", ReapedAndLost),
     Control(Scenario("cancelled and ranked", may_cancel=True), "I12", CancelledAndRanked),
-    Control(Scenario("restored unranked", num_losses=1), "I12", RestoredUnranked),
+    Control(Scenario("restored unranked", num_losses=1), "I6", RestoredUnranked),
     Control(Scenario("tickets leaked", may_cancel=True), "I6", TicketsLeaked),
     Control(Scenario("tickets forgotten"), "I13", TicketsForgotten),
     Control(Scenario("arrivals renewed", num_releases=1), "I14", ArrivalsRenewed),
@@ -348,7 +348,7 @@ CONTROLS = (
     Control(Scenario("moves counted"), "I7", MovesCounted),
     Control(Scenario("never expired", may_be_late=True), "I5", NeverExpired),
     Control(Scenario("log unread", num_rollbacks=1, may_be_torn=True), "I2", LogUnread),
-    Control(Scenario("never restored", num_losses=1), "I13", NeverRestored),
+    Control(Scenario("never restored", num_losses=1), "I5", NeverRestored),
     Control(Scenario("restored while running"), "I4", RestoredWhileRunning),
     Control(Scenario("submitted twice"), "I8", SubmittedTwice),
     Control(

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 from tests.simulation.canonical import Reductions, canonical
 from tests.simulation.model_state import (
-    BY_TICKET,
     MISSING,
     NOBODY,
     OPEN,
@@ -182,7 +181,7 @@ def broken_in_record(
         if bool(shard.ranks[index]) != is_found:
             law = "I15" if (state, is_found) == ("queued", False) else "I12"
             yield f"{law}: a {state} request has the rank {shard.ranks[index]}"
-    if shard.ranks[index] not in (0, BY_TICKET, request.arrival):
+    if shard.ranks[index] not in (0, request.arrival):
         yield f"I14: a request that arrived at {request.arrival} has the rank {shard.ranks[index]}"
 
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 #: The owner of a request that nobody runs. Owners and ids count from 1.
 NOBODY = 0
 
-#: The rank of a request that was found by a ticket alone: about its arrival. RESTORE corrects it.
-BY_TICKET = -1
+#: A rank that is not the arrival of its request. RESTORE corrects it.
+OTHER_RANK = -1
 
 #: Where a request whose keys do not exist would stand.
 MISSING: tuple[()] = ()

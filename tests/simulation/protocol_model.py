@@ -150,7 +150,7 @@ class Scripts(SharedParts, Accidents):
             resumes=request.resumes + (request.published > 0),
             resumed_from=request.published,
         )
-        shard, _, _ = self.without_surplus(with_lease(shard, index, "live"), MAX_CONSUMED)
+        shard, _ = self.without_surplus(with_lease(shard, index, "live"), MAX_CONSUMED)
         return shard, claimed(shard.requests[index])
 
     def refusal(self, request: Request | tuple[()]) -> str:
@@ -364,9 +364,8 @@ class Scripts(SharedParts, Accidents):
         return shard, tuple(index for index, rank in enumerate(shard.ranks) if rank)
 
     def balance(self, shard: Shard, call: Call) -> tuple[Shard, Any]:
-        """Replies how many tickets were used up, and how many requests were found by them."""
-        shard, num_used, num_found = self.without_surplus(shard, MAX_BALANCED)
-        return shard, (num_used, num_found)
+        """Replies how many tickets were used up."""
+        return self.without_surplus(shard, MAX_BALANCED)
 
 
 def claimed(request: Request) -> tuple[Any, ...]:

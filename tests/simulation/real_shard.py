@@ -15,7 +15,6 @@ import redis
 
 from quire.broker.broker import Broker
 from quire.errors import QueueFull, UnknownRequest
-from quire.keys import GROUP
 from quire.transitions.calls import restore_call
 from quire.transitions.values import BackOff, Candidate, Claim, Claimed, CommitItem, DeadLetter
 from quire.wire.output import Completion, ErrorInfo
@@ -23,8 +22,8 @@ from quire.wire.protocol import GenerationRequest, Priority
 from tests.quire.builders import Snapshot, make_request, pass_moment, queue_keys
 from tests.simulation import naming
 from tests.simulation.model_state import (
-    BY_TICKET,
     MISSING,
+    OTHER_RANK,
     Call,
     Clock,
     Letter,
@@ -215,6 +214,9 @@ class RealShard:
         arrival = self._connection.hget(self.broker.keys.request(name), "arrival")
         self._connection.zadd(self._ranks, {name: int(arrival) - CLASS_US})
 
+    def _misrank(self, call: Call) -> None:
+        self._connection.zadd(self._ranks, {self.names[call.request]: LONG_AGO})
+
     def _lose_rank(self, call: Call) -> None:
         self._connection.zrem(self._ranks, self.names[call.request])
 
@@ -273,7 +275,6 @@ class RealShard:
         keys = self.broker.keys
         with self._connection.pipeline(transaction=True) as pipeline:
             pipeline.xrange(self._stream)
-            pipeline.xpending(self._stream, GROUP)
             pipeline.zrange(self._ranks, 0, -1, withscores=True)
             pipeline.xrange(keys.dead)
             for times in (keys.lease, keys.delay, keys.wait):
@@ -290,8 +291,7 @@ class RealShard:
                 pipeline.exists(body)
                 pipeline.xrange(output)
             books = ask_books(pipeline, keys, names=self.names)
-            tickets, pending, ranks, letters, *found = pipeline.execute()
-        assert pending["pending"] == 0, "a ticket is pending"
+            tickets, ranks, letters, *found = pipeline.execute()
         leases, delays, waits, holder, paused, places, members, entries, ends, *rest = found
         requests = [
             self._request_of(*rest[3 * n : 3 * n + 3], place=places.get(name.encode(), b""))
@@ -303,7 +303,7 @@ class RealShard:
             delays=self._times(delays),
             waits=self._times(waits),
             books=books(*rest[3 * len(self.names) :]),
-            ranks=self._ranked(ranks, requests),
+            ranks=self._ranked(ranks),
             tickets=tuple(self._index(fields[b"id"]) for _, fields in tickets),
             letters=tuple(
                 Letter(
@@ -342,13 +342,11 @@ class RealShard:
         assert sum(turn.has_entry for turn in found) == len(entries), "an entry without its member"
         return tuple(found)
 
-    def _ranked(
-        self, scores: list[tuple[bytes, float]], requests: list[Request | tuple[()]]
-    ) -> tuple[int, ...]:
+    def _ranked(self, scores: list[tuple[bytes, float]]) -> tuple[int, ...]:
         """The ranks as numbers of arrivals. Without a policy, a class is worth a constant."""
         arrivals = {arrival - CLASS_US: number for arrival, number in self._arrivals.items()}
-        found = {self._index(name): arrivals.get(int(score), BY_TICKET) for name, score in scores}
-        return tuple(found.get(index, 0) for index in range(len(requests)))
+        found = {self._index(name): arrivals.get(int(score), OTHER_RANK) for name, score in scores}
+        return tuple(found.get(index, 0) for index in range(len(self.names)))
 
     def _is_old(self, letter: Mapping[bytes, bytes], found: list[Any]) -> bool:
         """`found` begins with the keys of each request, its record first."""

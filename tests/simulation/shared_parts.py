@@ -6,7 +6,6 @@ The counterpart of request.lua and running.lua.
 from __future__ import annotations
 
 from tests.simulation.model_state import (
-    BY_TICKET,
     NOBODY,
     STATE_OF,
     Call,
@@ -72,25 +71,10 @@ class SharedParts:
             shard = with_ticket(shard, index)
         return shard
 
-    def with_tickets_taken(self, shard: Shard, count: int) -> tuple[Shard, int]:
-        """The oldest tickets are used up; what is queued and in no rank set is found by them.
-
-        Returns how many requests that were, too.
-        """
-        taken, num_found = shard.tickets[:count], 0
-        shard = shard._replace(tickets=shard.tickets[count:])
-        for index in taken:
-            is_lost = shard.books.open[index] == "queued" and not shard.ranks[index]
-            if is_lost and not is_parked(shard, index):
-                shard = with_ticket(with_rank(shard, index, BY_TICKET), index)
-                num_found += 1
-        return shard, num_found
-
-    def without_surplus(self, shard: Shard, most: int) -> tuple[Shard, int, int]:
-        """Returns how many tickets were used up, and how many requests were found by them."""
+    def without_surplus(self, shard: Shard, most: int) -> tuple[Shard, int]:
+        """The oldest tickets are used up; returns how many, too."""
         count = max(0, min(most, len(shard.tickets) - num_ranked(shard)))
-        shard, num_found = self.with_tickets_taken(shard, count)
-        return shard, count, num_found
+        return shard._replace(tickets=shard.tickets[count:]), count
 
     # Those that end something return the state after it, too.
 

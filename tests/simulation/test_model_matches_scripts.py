@@ -58,8 +58,9 @@ LOSSES = (
     *(Call("submit", 0), Call("restore", 0), Call("lose_rank", 0), Call("submit", 0)),
     *(Call("restore", 0), Call("lose_rank", 0), Call("restore", 0), Call("restore", 0)),
     *(Call("lose_ticket", 0, 0), Call("submit", 0), Call("lose_ticket", 0, 0)),
-    *(Call("restore", 0), Call("lose_rank", 0), Call("balance"), Call("peek")),
-    *(Call("restore", 0), Call("lose_ticket", 0, 0)),
+    *(Call("restore", 0), Call("misrank", 0), Call("peek")),
+    *(Call("restore", 0), Call("lose_rank", 0), Call("balance"), Call("restore", 0)),
+    Call("lose_ticket", 0, 0),
     *(Call("claim", 0, owner=1), Call("restore", 0), Call("submit", 0)),
     *(Call("stay_ranked", 0), Call("claim", 0, owner=3)),
     *(Call("lose_lease", 0), Call("restore", 0), Call("release", 0, epoch=1, owner=1)),
@@ -199,7 +200,7 @@ def lose(connection, losses=LOSSES, *, shares_a_session=False, **doctored) -> li
 
 def test_what_a_server_loses_comes_back_on_both_sides(real_connection):
     assert lose(real_connection) == [
-        *("", "", "entry", "", "", "", "", "lease", "", "wait", "entry"),
+        *("", "", "entry", "", "", "", "entry", "", "lease", "", "wait", "entry"),
         *("", "delay", "wait", "record", ""),
     ]
 
@@ -274,8 +275,7 @@ def test_a_doctored_model_is_found_out(real_connection, paths, name):
         ("cancel", "if from == 'queued' and to ~= 'queued' then", "if false then"),
         ("claim", "  unrank(id)\n  return { reason", "  return { reason"),
         ("claim", "take_surplus(record.priority, MAX_TICKETS)\n", ""),
-        ("balance", "count(take_surplus(priority, most))", ""),
-        ("balance", "if state ~= 'queued' or", "if state == 'queued' or"),
+        ("balance", "used + take_surplus(priority, most)", "used"),
         (
             "release",
             "tonumber(record.attempts) - 1, true, now",
@@ -299,7 +299,6 @@ def test_a_doctored_model_is_found_out(real_connection, paths, name):
         ("restore", "  if is_parked(id, turn_of(id)) then\n    unrank(id)", "  if false then"),
         ("restore", "join_again(id, record) and 'entry' or nil", "nil"),
         ("requeue", "join_session(keys, id, record, record.number)", ""),
-        ("claim", "    or is_parked(id, turn_of(id)) then", "    then"),
         ("commit", "if not is_told(id, record, newest.finished_ms) then", "if true then"),
         ("claim", "if not is_told(id, record, newest.finished_ms) then", "if false then"),
         ("cancel", "  tell(id, record, state, done)\n  return settle", "  return settle"),

@@ -63,7 +63,7 @@ def reasoning_fields(use: ReasoningUse) -> dict[str, Any]:
 
 
 def reasoning_use_from(fields: Mapping[str, Any]) -> ReasoningUse:
-    """Reads these fields back; a record without them is that of an earlier version."""
+    """Reads these fields back."""
     names = fields.get("reasoning")
     if not isinstance(names, Sequence) or isinstance(names, str):
         return NO_REASONING

@@ -129,7 +129,7 @@ local function enter(keys, id, state)
   redis.call('HSET', keys.record, 'state', state)
 end
 
--- The arrival of a request that was queued before. A record of an older version has none.
+-- The arrival of a request that was queued before. A torn file may have its state and no arrival.
 local function arrival_of(record)
   return record.arrival or int(tonumber(record.submitted_ms) * 1000)
 end

@@ -14,11 +14,11 @@ local letter = found and table_of(found[2])
 if not letter or letter.id ~= id then
   -- Done already.
   return record.state or ''
-elseif record.state and letter.submitted_ms and letter.submitted_ms ~= record.submitted_ms then
+elseif record.state and letter.submitted_ms ~= record.submitted_ms then
   -- The request of the letter is gone. Whoever reads the one that is there asked something else.
   return 'superseded'
 elseif record.state and record.state ~= 'failed' then
-  -- The id is in use again; the letter is of a worker that did not write when it was submitted.
+  -- A torn file has a part of an earlier call.
   return record.state
 end
 
@@ -37,12 +37,12 @@ else
 end
 redis.call('HDEL', keys.record, unpack(DELETED_FIELDS))
 redis.call('HSET', keys.record, 'owner', '', 'attempts', '0',
-  'submitted_ms', letter.submitted_ms or int(now), 'epoch', int(tonumber(record.epoch or '0') + 1),
+  'submitted_ms', letter.submitted_ms, 'epoch', int(tonumber(record.epoch or '0') + 1),
   'priority', letter.priority, 'tenant', letter.tenant, 'deadline_ms', letter.deadline_ms)
 if letter.metadata ~= '' then
   redis.call('HSET', keys.record, 'metadata', letter.metadata)
 end
-if letter.asked and not record.state then
+if not record.state then
   redis.call('HSET', keys.record, 'asked', letter.asked)
 end
 if (letter.answer_limit or '') ~= '' then

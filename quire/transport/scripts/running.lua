@@ -155,54 +155,19 @@ local function put_back(keys, id, record, attempts, is_kept, now)
   return enqueue(keys, id, record, is_kept, now)
 end
 
--- Puts a request that an older version has queued into the rank set of its class, with a ticket.
--- It is known by its entry in a stream alone, as this script has not declared its record: its
--- arrival is that of the entry, and its deadline is where its waiting ends too early. RESTORE
--- corrects both. Returns whether it did so.
-local function adopt(id, priority, entry_id)
-  local state, tokens = string.match(redis.call('HGET', OPEN, id) or '', '^(%a+) (%d+) ')
-  if state ~= 'queued' or redis.call('ZSCORE', ranks_of(priority), id)
-    or is_parked(id, turn_of(id)) then
-    return false
+-- Takes surplus tickets of a class, the oldest ones, up to `most`. They are read as a member of the
+-- group and only then deleted, so that the group's lag stays known. Returns how many there were.
+local function take_surplus(priority, most)
+  local stream, count = ingress_of(priority), math.min(most, surplus_of(priority))
+  if count <= 0 then
+    return 0
   end
-  local ms, number = string.match(entry_id, '^(%d+)-(%d+)$')
-  local latest, deadline = tonumber(redis.call('ZSCORE', WAIT, id) or ''), 0
-  if latest and latest < tonumber(ms) + MAX_QUEUE_MS then
-    deadline = latest
-  end
-  local arrival = tonumber(ms) * 1000 + math.min(999, tonumber(number))
-  redis.call('ZADD', ranks_of(priority), rank_of(priority, tokens, deadline, arrival), id)
-  add_ticket(id, priority)
-  return true
-end
-
--- Deletes entries that were taken from a stream of the class, and adopts what an older version has
--- queued with them. Returns how many requests that were.
-local function use_up(stream, priority, entries)
-  local num_adopted = 0
-  for _, entry in ipairs(entries) do
-    -- A deleted entry comes as nothing, or without fields.
-    if entry and entry[1] then
-      redis.call('XDEL', stream, entry[1])
-      local id = entry[2] and table_of(entry[2]).id
-      if id and adopt(id, priority, entry[1]) then
-        num_adopted = num_adopted + 1
-      end
-    end
-  end
-  return num_adopted
-end
-
--- Takes up to `count` entries that were never delivered from a stream of the class. They are read as
--- a member of the group and only then deleted, so that the group's lag stays known. Returns how many
--- there were, and how many requests were adopted.
-local function take_tickets(stream, priority, count)
   local function read()
     return redis.pcall('XREADGROUP', 'GROUP', 'workers', TICKETS, 'COUNT', count, 'NOACK',
       'STREAMS', stream, '>')
   end
   local found = read()
-  if found and found.err and redis.call('EXISTS', stream) == 1 then
+  if found and found.err then
     -- The stream was lost with its group, and has come back without it.
     redis.pcall('XGROUP', 'CREATE', stream, 'workers', '0')
     found = read()
@@ -211,14 +176,8 @@ local function take_tickets(stream, priority, count)
   local first = found and found[1]
   -- The in-memory Redis of the tests answers a script by the third protocol: a flat map.
   local entries = first and (type(first) == 'table' and first[2] or found[2]) or {}
-  return #entries, use_up(stream, priority, entries)
-end
-
--- Takes surplus tickets of a class, up to `most`. Returns as `take_tickets`.
-local function take_surplus(priority, most)
-  local count = math.min(most, surplus_of(priority))
-  if count <= 0 then
-    return 0, 0
+  for _, entry in ipairs(entries) do
+    redis.call('XDEL', stream, entry[1])
   end
-  return take_tickets(ingress_of(priority), priority, count)
+  return #entries
 end

@@ -14,7 +14,7 @@ local id, priority, tenant = ARGV[FIRST], ARGV[FIRST + 1], ARGV[FIRST + 2]
 local deadline, metadata = tonumber(ARGV[FIRST + 3]), ARGV[FIRST + 4]
 local body, holder = ARGV[FIRST + 5], ARGV[FIRST + 6]
 local not_before, tokens = tonumber(ARGV[FIRST + 7]), tonumber(ARGV[FIRST + 8])
--- Opaque; an old producer does not send it.
+-- Opaque; a producer may leave it out, and all that follows.
 local asked = ARGV[FIRST + 9] or ''
 local answer, session = ARGV[FIRST + 10] or '', ARGV[FIRST + 11] or ''
 local target = tonumber(ARGV[FIRST + 12] or '0')

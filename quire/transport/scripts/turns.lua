@@ -36,8 +36,8 @@ local function write_turn(id, turn)
   redis.call('ZADD', TURNS, 0, member_of(id, turn))
 end
 
--- The first open turn of a session, or nil. Removes turns that have ended without these scripts: a
--- worker of an earlier version knows no sessions.
+-- The first open turn of a session, or nil. Removes turns that have ended and did not leave their
+-- session, as a torn file has them.
 local function first_of(session)
   while true do
     local member = redis.call('ZRANGEBYLEX', TURNS, '[' .. session .. ' ', '(' .. session .. '!',

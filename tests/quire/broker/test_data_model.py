@@ -51,7 +51,7 @@ def test_all_keys_of_a_shard_lie_in_one_slot():
     keys = Keys("a-queue", 3)
     names = [
         *keys.of_workers, *keys.of_scripts("r{2}"), *keys.of_group("g"),
-        keys.idempotency("t", "k{3}"), keys.workers, *keys.all_ingress[4:],
+        keys.idempotency("t", "k{3}"), keys.workers,
     ]  # fmt: skip
     assert len({key_slot(name.encode()) for name in names}) == 1
     assert len(set(names)) == len(names)
@@ -125,7 +125,7 @@ def go_through_everything(broker, clockwork):
     broker.requeue(broker.dead_letters()[0], keep_tokens=True)
     go_through_delays(broker, clockwork)
     broker.announce(QueuePolicy("adaptive", 30_000, 4096))
-    broker.balance(min_idle_seconds=0)
+    broker.balance()
     broker.beat_worker("w", "serving", {})
     clockwork.connection.hset(broker.keys.workers, "w", b"1000 serving \x80")
     broker.beat_worker("other", "serving", {})

@@ -10,7 +10,6 @@ from quire.wire.message import Message
 from quire.wire.output import State
 from tests.quire.books import unbalanced
 from tests.quire.builders import claim_next, make_item, make_request, read_all
-from tests.quire.older import OlderVersion
 
 KEPT = b"input items of a response"
 
@@ -53,17 +52,6 @@ def test_it_outlives_a_cancellation_and_a_claim_that_is_lost(broker, kept, conne
     assert kept() == KEPT
     assert broker.cancel("a") is State.CANCELLED
     assert kept() == KEPT
-
-
-def test_a_worker_of_an_older_version_keeps_it_too(broker, connection, kept):
-    older = OlderVersion(connection, broker)
-    older.finish(claim_next(broker).claim, start=0, tokens=3)
-    assert broker.status("a").state is State.COMPLETED
-    assert kept() == KEPT
-    of_record, of_log = lifetimes(broker, connection)
-    assert abs(of_record - of_log) < 1000
-    # That version tells no end, which the check after each test would miss.
-    assert broker.discard("a") is State.COMPLETED
 
 
 def test_a_request_that_keeps_nothing_has_no_field_for_it(broker, connection):

@@ -13,7 +13,7 @@ from tests.quire.builders import make_request
 
 
 def shard(*workers: WorkerInfo, oldest: float = 0.0, leases: int = 0, expired: int = 0):
-    ingress = tuple(IngressState(level, 1, 0, oldest, 0.0, 2) for level in Priority)
+    ingress = tuple(IngressState(level, 1, oldest, 2) for level in Priority)
     return ShardState(ingress, False, 8, 0, 0, leases, expired, 0, workers)
 
 

@@ -4,11 +4,10 @@ import pytest
 
 from quire.errors import InvalidRequest
 from quire.transitions.routing import placed, shard_of
-from quire.transitions.values import BackOff, Candidate, Claim, Lost, NotClaimedReason
+from quire.transitions.values import BackOff, Candidate, Lost, NotClaimedReason
 from quire.wire.arguments import build_request
 from quire.wire.output import ErrorInfo, State
 from quire.wire.protocol import Priority
-from tests.quire.books import mistold
 from tests.quire.builders import (
     Snapshot,
     claim_next,
@@ -18,7 +17,6 @@ from tests.quire.builders import (
     read_and_claim,
     token_ids_of,
 )
-from tests.quire.older import OlderVersion
 
 
 def submit(broker, *names, session="s", **fields):
@@ -302,7 +300,7 @@ def test_a_turn_that_ends_after_its_entry_was_lost_lets_the_next_one_run(broker,
 
 
 def test_a_turn_whose_predecessor_ended_without_a_trace_is_restored(broker, connection):
-    """As when a worker of an earlier version ends it: that knows no sessions."""
+    """As when a torn file has its end, and not that it left its session."""
     submit(broker, "a", "b")
     entry = connection.hget(broker.keys.turn, "a")
     member = connection.zrange(broker.keys.turns, 0, 0)[0]
@@ -315,31 +313,6 @@ def test_a_turn_whose_predecessor_ended_without_a_trace_is_restored(broker, conn
     assert {one.request_id for one in broker.restore(is_at_once=True)} == {"b"}
     assert run_next(broker) == "b"
     assert connection.exists(broker.keys.turn, broker.keys.turns) == 0
-
-
-def test_a_submit_frees_a_turn_that_an_older_worker_has_left_parked(broker, connection):
-    older = OlderVersion(connection, broker)
-    submit(broker, "a", "b")
-    (delivery,) = older.read("old")
-    reply = older.claim(delivery, owner="ab")
-    claim = Claim("a", int(reply[1]), "ab")
-    assert older.finish(claim, start=0, tokens=1).startswith(b"ok")
-    assert waiting(broker) == ["a"]
-    assert read_and_claim(broker).reason == NotClaimedReason.FINISHED
-    submit(broker, "c")
-    assert waiting(broker) == ["b"]
-    assert [run_next(broker), run_next(broker)] == ["b", "c"]
-    # An older version does not know the stream of ends.
-    assert mistold(connection, broker) == ["a is completed, which was not told"]
-    connection.delete(broker.keys.request("a"))
-
-
-def test_a_ticket_of_an_older_version_frees_no_parked_turn(broker, connection):
-    submit(broker, "a", "b")
-    connection.xadd(broker.keys.ingress(1), {"id": "b"})
-    broker.balance()
-    assert waiting(broker) == ["a"]
-    assert [run_next(broker), run_next(broker)] == ["a", "b"]
 
 
 def test_the_turns_of_a_session_share_a_shard():

@@ -137,21 +137,6 @@ def test_a_request_that_was_requeued_and_is_buried_again_can_be_requeued_again(b
     assert token_ids_of(chunks) == [token_at(index) for index in range(5)]
 
 
-@pytest.mark.parametrize(("befalls", "after"), [(run_on, "running"), (reject, "queued")])
-def test_a_letter_of_an_older_worker_is_taken_for_the_request_that_has_its_id(
-    broker, connection, befalls, after
-):
-    _, claimed = succeed(broker, connection)
-    befalls(broker, claimed)
-    ((entry_id, fields),) = connection.xrange(broker.keys.dead)
-    connection.xdel(broker.keys.dead, entry_id)
-    del fields[b"submitted_ms"], fields[b"asked"]
-    connection.xadd(broker.keys.dead, fields)
-    (letter,) = broker.dead_letters()
-    assert broker.requeue(letter, keep_tokens=False) == after
-    assert broker.status("a").submitted_ms > 0
-
-
 def test_a_letter_nobody_wrote_is_unknown(broker):
     letter = bury(broker)
     with pytest.raises(UnknownRequest, match="no such dead letter"):

@@ -327,7 +327,6 @@ def test_the_document_names_every_transition_with_its_files_and_every_key():
         keys.survey,
         keys.wake("<reader>"),
         keys.mark,
-        *keys.all_ingress[4:],
     )
     for key in (*keys.of_workers, *keys.of_scripts("<group>~x"), *others):
         name = key.removeprefix(keys.prefix).replace("<group>~x", "<id>")

@@ -127,19 +127,6 @@ def test_a_group_that_ends_again_has_another_id(queue, redis_url):
     assert before[1]["id"] != after[1]["id"]
 
 
-def test_the_end_of_a_group_of_an_earlier_version_goes_to_the_tenant_of_a_member(queue, redis_url):
-    broker = queue.broker
-    end(broker, "g~a", tenant="acme")
-    _, _, ends = broker.keys.of_group("g")
-    ((entry_id, fields),) = queue.connection.xrange(ends)
-    assert fields.pop(b"tenant") == b"acme"
-    queue.connection.delete(ends)
-    queue.connection.xadd(ends, fields, id=entry_id)
-    queue.connection.expire(ends, 60)
-    ((post,),) = handled(redis_url, broker.keys.queue, *((0, one) for one in ends_of(broker)))
-    assert post[0] == "acme"
-
-
 @pytest.mark.parametrize("loss", ["expired", "damaged", "another type"])
 def test_a_group_that_cannot_be_read_is_not_told_and_holds_up_nothing(
     queue, redis_url, loss, caplog

@@ -10,7 +10,6 @@ import redis.exceptions
 from quire.broker.broker import Broker
 from quire.errors import BrokerUnavailable
 from quire.transitions.calls import MAX_ITEMS_PER_CALL
-from quire.transitions.values import QueuePolicy
 from quire.transport.connection import translated
 from service.model.served import ServedModel
 from service.observe.metrics import Metrics
@@ -19,8 +18,7 @@ from service.outgoing.contact import Contact
 from service.outgoing.leases import Housekeeper
 from service.settings.combinations import KEPT_LEASES
 from service.settings.config import Settings
-from tests.quire.builders import make_request, pass_moment
-from tests.quire.older import OlderVersion
+from tests.quire.builders import pass_moment
 from tests.service.builders import (
     Clock,
     Queue,
@@ -330,21 +328,6 @@ def test_a_claim_lost_and_made_again_by_the_same_busy_engine_gets_only_its_own_t
         output = queue.result(request_id)
     assert output.token_ids == expected_tokens((6, 8), max_tokens=40)
     assert output.completion.resumes == 1
-    queue.assert_at_rest()
-
-
-def test_entries_a_dead_reader_never_claimed_are_found_and_served(queue: Queue):
-    """The reader, and the client, are of an earlier version, which knows no ranks."""
-    older = OlderVersion(queue.connection, queue.broker)
-    older.submit(make_request(id="a", body={"prompt": [6, 9], "max_tokens": 5, "seed": 0}))
-    assert len(older.read("dead")) == 1
-    # Nothing but the deliveries leads to it: no change of the policy, and no survey.
-    queue.broker.announce(QueuePolicy("priority", 30_000, 1024))
-    queue.connection.hset(queue.keys.survey, "due_ms", queue.broker.now_ms() + 29_000)
-    queue.connection.expire(queue.keys.survey, 60)
-    with WorkerThread(queue.settings()) as worker:
-        assert queue.result("a").completion.state == "completed"
-    assert worker.metric("quire_messages_redelivered_total", queue=queue.name) == 1
     queue.assert_at_rest()
 
 

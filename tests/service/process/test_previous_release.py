@@ -1,7 +1,7 @@
 """Workers and clients of the previous release beside today's on one queue.
 
-The release is the commit that made it, taken out of the history. Without the history (a shallow
-clone, an archive) the test is skipped and says so.
+The release is the last commit that changed the version of the project, taken out of the history.
+Without the history (a shallow clone, an archive) the test is skipped and says so.
 """
 
 import json
@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,8 +25,8 @@ from tests.service.fake_model import eventually, expected_tokens
 
 pytestmark = pytest.mark.timeout(240)
 
-#: The commit of 0.2.0.
-RELEASE = "a7e08d6"
+#: Queues of earlier releases are drained before an upgrade, see ADR 0047.
+FIRST_RELEASE = (0, 3, 0)
 #: Seconds of work, so that a kill meets some in the middle.
 NUM_REQUESTS, NUM_TOKENS = 16, 120
 PATIENCE_SECONDS = 60.0
@@ -52,15 +53,28 @@ with Client(sys.argv[1]) as client:
 """
 
 
+def git(*arguments: str) -> bytes:
+    """What git prints about the checkout; skips the test if it fails."""
+    done = subprocess.run(["git", *arguments], cwd=CHECKOUT, capture_output=True)
+    if done.returncode != 0:
+        pytest.skip(f"no history: {done.stderr.decode().strip()}")
+    return done.stdout
+
+
 @pytest.fixture(scope="module")
 def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The packages of the release, in a folder of their own."""
+    if git("rev-parse", "--is-shallow-repository").strip() == b"true":
+        pytest.skip("the clone is shallow: its history does not tell the previous release")
+    found = git("log", "-1", "--format=%h", "-G^version = ", "--", "pyproject.toml")
+    commit = found.decode().strip()
+    project = tomllib.loads(git("show", f"{commit}:pyproject.toml").decode())
+    version = project["project"]["version"]
+    if tuple(map(int, version.split("."))) < FIRST_RELEASE:
+        pytest.skip(f"the last release is {version}, whose queues are drained before an upgrade")
     folder = tmp_path_factory.mktemp("release")
-    command = ["git", "archive", RELEASE, "quire", "engine", "service", "tests", "pyproject.toml"]
-    archive = subprocess.run(command, cwd=CHECKOUT, capture_output=True)
-    if archive.returncode != 0:
-        pytest.skip(f"the history has no commit {RELEASE}: {archive.stderr.decode().strip()}")
-    subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
+    archive = git("archive", commit, "quire", "engine", "service", "tests", "pyproject.toml")
+    subprocess.run(["tar", "-x", "-C", str(folder)], input=archive, check=True)
     return folder
 
 

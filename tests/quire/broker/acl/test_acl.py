@@ -102,7 +102,7 @@ def test_a_worker_claims_commits_and_looks_after_the_others(as_role, real_broker
     broker.peek(count=1, block_seconds=0.05)
     broker.announce(QueuePolicy("adaptive", 30_000, 4096))
     broker.rank_anew()
-    broker.balance(min_idle_seconds=0)
+    broker.balance()
     claims = [answer.claim for answer in broker.claim(broker.peek(count=9))]
     assert len(claims) == 5
     broker.heartbeat(claims)

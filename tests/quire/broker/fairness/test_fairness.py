@@ -5,9 +5,9 @@ import random
 import pytest
 
 from quire.transitions.fairness import Fairness
-from quire.transitions.values import BackOff, QueuePolicy
+from quire.transitions.values import BackOff, QueueLimits, QueuePolicy
 from quire.wire.output import ErrorInfo
-from tests.quire.builders import claim_next, make_item, make_request
+from tests.quire.builders import Snapshot, claim_next, make_item, make_request
 from tests.quire.transitions.test_restore import restore
 
 SHARED = Fairness(by_tokens=True)
@@ -306,3 +306,20 @@ def test_every_stored_number_is_an_integer(shared, connection):
     scores = connection.zrange(shared.keys.fair(1), 0, -1, withscores=True)
     assert scores and all(float(score).is_integer() for _, score in scores)
     assert all(abs(score) < 2**53 for _, score in scores)
+
+
+def test_a_server_that_forgets_its_last_seconds_forgets_turns_and_requests_together(
+    shared, connection
+):
+    shared.set_limits(QueueLimits(rate=100_000))
+    before_claims = submit(shared, "a", 8)
+    before = Snapshot(connection, shared)
+    for _ in range(4):
+        (reply,) = shared.commit([make_item(claim_next(shared).claim, 0, 1, final=True)])
+        assert reply.status == "ok"
+    submit(shared, "b", 3)
+    before.restore()
+    assert order(shared) == before_claims
+    submit(shared, "b", 3)
+    # Nothing was claimed in this past, so the tenant that returns begins beside the first one.
+    assert tenants(claimed(shared, 6)) == "ababab"

@@ -50,21 +50,19 @@ def test_status_names_requests_without_an_entry(quire, real_broker, real_connect
 def test_every_kind_of_loss_is_found_and_nothing_else(real_broker, real_connection):
     keys = real_broker.keys
     later = real_broker.now_ms() + 60_000
-    real_broker.submit_many([make_request(id=name) for name in ("runs", "gone", "old", "waits")])
+    real_broker.submit_many([make_request(id=name) for name in ("runs", "gone", "waits")])
     claim_next(real_broker)
     real_broker.submit(make_request(id="later", not_before_ms=later))
     real_broker.submit(make_request(id="there"))
     real_broker.peek(count=1, block_seconds=0)
     assert inspect_losses(real_connection, keys).lost == {}
-    real_connection.zrem(keys.rank(1), "gone", "old", "waits")
-    # As an earlier version leaves it.
-    real_connection.hdel(keys.request("old"), "arrival")
+    real_connection.zrem(keys.rank(1), "gone", "waits")
     real_connection.delete(keys.lease, keys.delay, *keys.of_request("gone"))
     losses = inspect_losses(real_connection, keys)
     assert losses.lost == {
         "runs": Lost.LEASE, "gone": Lost.RECORD, "waits": Lost.ENTRY, "later": Lost.DELAY,
     }  # fmt: skip
-    assert (losses.num_open, losses.num_seen) == (6, 6)
+    assert (losses.num_open, losses.num_seen) == (5, 5)
     real_broker.restore()
 
 
