@@ -50,7 +50,7 @@ INSTALL := $(BIN)/python -m pip install --quiet
 VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-vllm demo test test-vllm check release-check sbom docs pre-commit lint types imports format requests bench bench-peers bench-http bench-neighbours profile bench-protocol bench-gateway bench-embeddings bench-batches bench-models bench-scheduling bench-scheduler soak soak-service fetch-model golden-models modelcheck sim fuzz chaos chaos-cluster test-clients test-console test-tools up down clean check-native test-kernels test-gpu bench-gpu
+.PHONY: help env env-vllm demo test test-vllm check release-check check-images sbom docs pre-commit lint types imports format requests bench bench-peers bench-http bench-neighbours profile bench-protocol bench-gateway bench-embeddings bench-batches bench-models bench-scheduling bench-scheduler soak soak-service fetch-model golden-models modelcheck sim fuzz chaos chaos-cluster test-clients test-console test-tools up down clean check-native test-kernels test-gpu bench-gpu
 
 help: ## print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -144,6 +144,9 @@ format: $(VENV)/dev.installed ## format the code
 
 release-check: $(VENV)/release.installed ## build wheel and source archive, install each, and try them; with a control
 	$(BIN)/python -m ops.release.check
+
+check-images: $(VENV)/release.installed ## the requirements of the images for GPUs resolve, all pinned; with a control
+	$(BIN)/python -m ops.release.images
 
 sbom: $(VENV)/demo.installed $(VENV)/release.installed ## bill of materials and licences of the worker's image, in build/sbom
 	$(BIN)/python -m ops.release.sbom

