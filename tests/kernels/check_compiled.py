@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from engine.model.attention import triton_decode, triton_kernels
 from engine.model.attention.interface import StepAttention
 from engine.model.attention.reference import ReferenceAttention
+from engine.model.attention.split import SplitAttention
 from engine.model.attention.triton_decode import TritonDecode
 from engine.model.checks.probe import probe
 from engine.model.decoder import decoder as decoder_module
@@ -125,7 +126,8 @@ def launch_all(decoder: FusedDecoder, attention: TritonDecode, shape: Shape) -> 
         for index, (start, end) in enumerate(((0, 20), (32, 33), (39, 40)))
     ]  # fmt: skip
     step = lay_out(rows, block_size=BLOCK_SIZE, device=torch.device("cpu"))
-    compute_logits(step, model=decoder, kv_pool=pool, backend=ReferenceAttention())
+    backend = SplitAttention(ReferenceAttention(), attention)
+    compute_logits(step, model=decoder, kv_pool=pool, backend=backend)
 
 
 def check(found: Compiled, chip: Chip, dtype: torch.dtype, head_dim: int) -> None:

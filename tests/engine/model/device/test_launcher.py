@@ -72,7 +72,7 @@ def test_without_what_triton_needs_captured_steps_get_the_next_attention(
     error, monkeypatch, caplog
 ):
     replace_module(monkeypatch, "engine.model.attention", "triton_kernels", Kernels(error))
-    monkeypatch.setattr(attention, "DECODES", (attention.TritonDecode, MaskedDecode))
+    monkeypatch.setattr(attention, "DECODES", {"cpu": (attention.TritonDecode, MaskedDecode)})
     found = choose_decode(dtype=torch.float32, device="cpu", block_size=16, needs=PLAIN)
     assert isinstance(found, MaskedDecode)
     (message,) = [record.getMessage() for record in caplog.records]
