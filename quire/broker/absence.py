@@ -5,13 +5,12 @@ Knows what the registry of the workers of a shard tells. Knows no connection.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 from redis.exceptions import RedisError
 
 from quire.keys import Keys
-from quire.transitions.replies import ms_of, readable, worker_of
+from quire.transitions.replies import ms_of, workers_in
 from quire.transitions.workers import WorkerInfo
 from quire.transport.procedure import Procedure, RoundTrip, command
 
@@ -40,7 +39,7 @@ def absence(keys: Keys) -> Procedure[str | None]:
         return f"{clause} ({reason})" if reason else clause
     if any(isinstance(registry, RedisError) for registry in registries):
         return None
-    own, *first = (_workers_in(registry, now_ms=ms_of(time)) for registry in registries)
+    own, *first = (workers_in(registry, now_ms=ms_of(time)) for registry in registries)
     return _reason(own, keys, elsewhere=first[0] if first else ())
 
 
@@ -68,7 +67,3 @@ def _reason(
 def _name(keys: Keys) -> str:
     name = f"queue {keys.queue!r}"
     return name if keys.shard == FIRST_SHARD else f"shard {keys.shard} of {name}"
-
-
-def _workers_in(registry: Mapping[bytes, bytes], *, now_ms: int) -> list[WorkerInfo]:
-    return readable(partial(worker_of, now_ms=now_ms), registry.items())

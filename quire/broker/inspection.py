@@ -7,22 +7,25 @@ trips.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import redis
 from redis.exceptions import ResponseError
 
 from quire.errors import BrokerUnavailable, ProtocolError
 from quire.keys import GROUP, Keys
-from quire.transitions.replies import POLICY_FIELDS, policy_of, readable, reading, worker_of
+from quire.transitions.replies import POLICY_FIELDS, ms_of, policy_of, reading, workers_in
 from quire.transitions.values import QueuePolicy
 from quire.transitions.workers import WorkerInfo
 from quire.transport.cluster.parts import at_each_node, servers_of
 from quire.transport.connection import Retrying
+from quire.transport.procedure import Command, Procedure, RoundTrip, command, run, send
 from quire.wire.protocol import Activity, Priority
+
+_State = TypeVar("_State")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,23 @@ def inspect_shards(connection: redis.Redis, shards: Sequence[Keys]) -> list[Shar
 
     Does not retry, so that it takes no longer than the connection's timeouts. BrokerUnavailable.
     """
-    return Retrying(0.0)(lambda: at_each_node(_inspect, connection, shards))
+    return read_shards(states, connection, shards)
+
+
+def read_shards(
+    read: Callable[[Sequence[Keys]], Procedure[Sequence[_State]]],
+    connection: redis.Redis,
+    shards: Sequence[Keys],
+) -> list[_State]:
+    """What a procedure reads of each shard, in the given order; run for each node of a cluster.
+
+    Does not retry. BrokerUnavailable, and the errors of the procedure.
+    """
+
+    def at_node(node: redis.Redis, part: Sequence[Keys]) -> Sequence[_State]:
+        return run(read(part), partial(send, node))
+
+    return Retrying(0.0)(lambda: at_each_node(at_node, connection, shards))
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,33 +169,33 @@ class _Sizes:
     workers: Mapping[bytes, bytes]
 
 
-def _inspect(connection: redis.Redis, shards: Sequence[Keys]) -> list[ShardState]:
-    replies = _answers(connection, lambda pipeline: _ask_sizes(pipeline, shards))
-    seconds, microseconds = next(replies)
-    now_ms = int(seconds) * 1000 + int(microseconds) // 1000
+def states(shards: Sequence[Keys]) -> Procedure[list[ShardState]]:
+    """See `inspect_shards`."""
+    replies = yield from _answers(_ask_sizes(shards))
+    now_ms = ms_of(next(replies))
     sizes = [_read_sizes(replies) for _ in shards]
-    replies = _answers(connection, lambda pipeline: _ask_heads(pipeline, shards, sizes, now_ms))
+    replies = yield from _answers(_ask_heads(shards, sizes, now_ms))
     return [_read_heads(replies, known, now_ms=now_ms) for known in sizes]
 
 
-def _ask_sizes(pipeline: Any, shards: Sequence[Keys]) -> None:
-    pipeline.time()
+def _ask_sizes(shards: Sequence[Keys]) -> Iterator[Command]:
+    yield command("time")
     for keys in shards:
         for stream in keys.all_ingress:
-            pipeline.xinfo_groups(stream)
-            pipeline.xlen(stream)
+            yield command("xinfo_groups", stream)
+            yield command("xlen", stream)
         for ranks in keys.all_ranks:
-            pipeline.zcard(ranks)
-            pipeline.zrange(ranks, 0, 0)
-        pipeline.hexists(keys.control, "paused")
-        pipeline.hmget(keys.control, POLICY_FIELDS)
-        pipeline.zcard(keys.wait)
-        pipeline.zcard(keys.delay)
-        pipeline.zcard(keys.lease)
-        pipeline.xlen(keys.dead)
-        pipeline.zcard(keys.turns)
-        pipeline.hget(keys.counts, "tokens")
-        pipeline.hgetall(keys.workers)
+            yield command("zcard", ranks)
+            yield command("zrange", ranks, 0, 0)
+        yield command("hexists", keys.control, "paused")
+        yield command("hmget", keys.control, POLICY_FIELDS)
+        yield command("zcard", keys.wait)
+        yield command("zcard", keys.delay)
+        yield command("zcard", keys.lease)
+        yield command("xlen", keys.dead)
+        yield command("zcard", keys.turns)
+        yield command("hget", keys.counts, "tokens")
+        yield command("hgetall", keys.workers)
 
 
 def _read_sizes(replies: Iterator[Any]) -> _Sizes:
@@ -198,15 +217,15 @@ def _read_sizes(replies: Iterator[Any]) -> _Sizes:
     )
 
 
-def _ask_heads(pipeline: Any, shards: Sequence[Keys], sizes: Sequence[_Sizes], now_ms: int) -> None:
+def _ask_heads(shards: Sequence[Keys], sizes: Sequence[_Sizes], now_ms: int) -> Iterator[Command]:
     for keys, known in zip(shards, sizes, strict=True):
         for stream, group in zip(keys.all_ingress, known.groups, strict=True):
-            pipeline.xrange(stream, min=b"(" + group.last_delivered, count=1)
+            yield command("xrange", stream, min=b"(" + group.last_delivered, count=1)
         for head in known.heads:
             name = (head or b"").decode(errors="replace")
-            pipeline.hget(keys.request(name), "arrival")
-        pipeline.zcount(keys.delay, "-inf", now_ms)
-        pipeline.zcount(keys.lease, "-inf", now_ms)
+            yield command("hget", keys.request(name), "arrival")
+        yield command("zcount", keys.delay, "-inf", now_ms)
+        yield command("zcount", keys.lease, "-inf", now_ms)
 
 
 def _read_heads(replies: Iterator[Any], known: _Sizes, *, now_ms: int) -> ShardState:
@@ -232,19 +251,17 @@ def _read_heads(replies: Iterator[Any], known: _Sizes, *, now_ms: int) -> ShardS
         num_dead_letters=known.num_dead_letters,
         num_turns=known.num_turns,
         num_waiting_tokens=known.num_waiting_tokens,
-        workers=tuple(readable(partial(worker_of, now_ms=now_ms), known.workers.items())),
+        workers=tuple(workers_in(known.workers, now_ms=now_ms)),
     )
 
 
-def _answers(connection: redis.Redis, ask: Callable[[Any], None]) -> Iterator[Any]:
+def _answers(commands: Iterable[Command]) -> Procedure[Iterator[Any]]:
     """The replies of one round trip. A missing stream or group is an empty reply.
 
     The first request creates a stream, and the first worker its group. So a missing one only means
     that there was no request or no worker yet.
     """
-    with connection.pipeline(transaction=False) as pipeline:
-        ask(pipeline)
-        replies = pipeline.execute(raise_on_error=False)
+    replies = yield RoundTrip(tuple(commands), keeps_errors=True)
     for reply in replies:
         if isinstance(reply, Exception) and not _is_missing(reply):
             raise reply

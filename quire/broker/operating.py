@@ -18,14 +18,12 @@ from quire.transitions.replies import (
     dead_letter_of,
     fairness_fields,
     limit_fields,
-    policy_of,
     readable,
 )
 from quire.transitions.values import (
     Backlog,
     DeadLetter,
     QueueLimits,
-    QueuePolicy,
 )
 from quire.transitions.workers import WorkerInfo
 from quire.transport.procedure import command
@@ -102,12 +100,8 @@ class Operating(Shard):
         key, now = self.keys.control, self.now_ms()
         self._change(lambda pipeline: pipeline.hset(key, f"{DRAIN}{worker}", now))
 
-    def drain_wishes(self) -> frozenset[str]:
-        """The workers that were asked to drain and have not confirmed it yet."""
-        return self.control().drain_wishes
-
     def control(self) -> Control:
-        """All settings of this shard, in one round trip."""
+        """What operators and workers have set for this shard, in one round trip."""
         return Control(self._read(command("hgetall", self.keys.control)))
 
     def set_limits(self, limits: QueueLimits) -> None:
@@ -124,10 +118,6 @@ class Operating(Shard):
 
         self._change(replace)
 
-    def limits(self) -> QueueLimits:
-        """The limits of this shard."""
-        return self.control().limits
-
     def set_defaults(self, defaults: QueueDefaults) -> None:
         """Replaces what this shard sets for requests that are submitted from now on."""
         key, wanted = self.keys.control, default_fields(defaults)
@@ -138,10 +128,6 @@ class Operating(Shard):
                 pipeline.hset(key, name, value)
 
         self._change(replace)
-
-    def defaults(self) -> QueueDefaults:
-        """What this shard sets for requests that do not say it themselves."""
-        return self.control().defaults
 
     def set_fairness(self, fairness: Fairness) -> None:
         """Replaces how the tenants of this shard share it, for requests from now on.
@@ -160,10 +146,6 @@ class Operating(Shard):
             pipeline.delete(self.keys.survey)
 
         self._change(replace)
-
-    def fairness(self) -> Fairness:
-        """How the tenants of this shard share it."""
-        return self.control().fairness
 
     def backlog(self) -> Backlog:
         """The backlog of this shard, as its limits count it."""
@@ -193,10 +175,6 @@ class Operating(Shard):
         """How many requests of each class wait for a worker."""
         sizes = self._read(*(command("zcard", ranks) for ranks in self.keys.all_ranks))
         return dict(zip(Priority, sizes, strict=True))
-
-    def policy(self) -> QueuePolicy | None:
-        """The policy by which waiting requests are ranked; None if no worker has announced one."""
-        return policy_of(self.control().fields)
 
     def num_scheduled(self) -> int:
         """The number of scheduled requests: with a time of their own, or between two attempts."""

@@ -8,19 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from quire.errors import BrokerUnavailable, UnknownRequest
 from quire.keys import Keys
 from quire.record import STATUS_FIELDS
 from quire.transitions.output_log import OutputRead, log_positions, logs_in
-from quire.transitions.replies import (
-    ms_of,
-    readable,
-    status_of,
-    worker_of,
-)
+from quire.transitions.replies import ms_of, status_of, workers_in
 from quire.transitions.values import RequestStatus
 from quire.transitions.workers import WorkerInfo
 from quire.transport.connection import is_refused
@@ -119,5 +113,4 @@ def workers(keys: Keys) -> Procedure[list[WorkerInfo]]:
     """See `Broker.workers`."""
     (rows,) = yield RoundTrip((command("hgetall", keys.workers),))
     now = yield from now_ms()
-    found = readable(partial(worker_of, now_ms=now), rows.items())
-    return sorted(found, key=lambda info: info.name)
+    return sorted(workers_in(rows, now_ms=now), key=lambda info: info.name)

@@ -18,7 +18,6 @@ from quire.broker.reading import read_streams
 from quire.broker.shard import Shard
 from quire.errors import BrokerUnavailable, ProtocolError
 from quire.keys import Keys
-from quire.transitions.control import Control
 from quire.transitions.output_log import entries_by_stream
 from quire.transport.connection import translated
 from quire.transport.procedure import Procedure, RoundTrip, command
@@ -54,11 +53,6 @@ class Telling(Shard):
         if not 0 <= number <= MOST_ENDS:
             raise ValueError(f"the number of ends must be from 0 to {MOST_ENDS}")
         self._read(command("hset", self.keys.control, "ends", number))
-
-    def ends_kept(self) -> int:
-        """About how many ends this shard keeps, as `ends.lua` reads it."""
-        text = self._read(command("hget", self.keys.control, "ends")) or b""
-        return Control({b"ends": text}).ends_kept
 
     def told(self, *, after: str, block_seconds: float | None = None) -> list[End]:
         """The ends after a cursor, in order; waits for one as `read_output` does.

@@ -12,20 +12,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 
-from quire.broker.inspection import IngressState, ShardState, inspect_shards
+from quire.broker.inspection import IngressState, ShardState, read_shards, states
 from quire.broker.tenants import SharingState, TenantState, sharing, tenants
 from quire.keys import Keys
 from quire.transitions.control import Control
-from quire.transitions.replies import backlog_of
+from quire.transitions.replies import backlog_of, ms_of
 from quire.transitions.values import Backlog, QueuePolicy
 from quire.transitions.workers import WorkerInfo, in_all_shards
-from quire.transport.cluster.parts import at_each_node
-from quire.transport.connection import Retrying
-from quire.transport.procedure import Procedure, RoundTrip, command, run, send
+from quire.transport.procedure import Procedure, RoundTrip, command
 from quire.wire.protocol import Activity, Priority
 
 #: The most tenants of a shard that are read: those with the most open requests.
@@ -40,6 +38,14 @@ class Part(StrEnum):
     SHARING = "sharing"
     TENANTS = "tenants"
     BACKLOG = "backlog"
+    BATCHES = "batches"
+
+
+class BatchCounts(NamedTuple):
+    """How many batches have not ended, and how many of them nobody holds."""
+
+    open: int
+    free: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,7 @@ class QueueView:
     sharing: Sequence[SharingState] = ()
     tenants: Sequence[Sequence[TenantState]] = ()
     backlog: Sequence[Backlog] = ()
+    batches: Sequence[BatchCounts] = ()
 
     # Of the requests.
 
@@ -192,31 +199,29 @@ def view_queues(
     ProtocolError.
     """
     shards = [keys for of_queue in queues.values() for keys in of_queue]
-    found = {part: iter(_READS[part](connection, shards)) for part in parts}
+    found = {part: iter(read_shards(_READS[part], connection, shards)) for part in parts}
     return [
-        QueueView(
-            name, **{part.value: [next(states) for _ in keys] for part, states in found.items()}
-        )
+        QueueView(name, **{part.value: [next(read) for _ in keys] for part, read in found.items()})
         for name, keys in queues.items()
     ]
-
-
-def _read(
-    read: Callable[[Sequence[Keys]], Procedure[Sequence[Any]]],
-    connection: redis.Redis,
-    shards: Sequence[Keys],
-) -> list[Any]:
-    """What a procedure reads of each shard, in order; it runs once for each node of a cluster."""
-
-    def at_node(node: redis.Redis, part: Sequence[Keys]) -> Sequence[Any]:
-        return run(read(part), partial(send, node))
-
-    return Retrying(0.0)(lambda: at_each_node(at_node, connection, shards))
 
 
 def _control(shards: Sequence[Keys]) -> Procedure[list[Control]]:
     rows = yield RoundTrip(tuple(command("hgetall", keys.control) for keys in shards))
     return list(map(Control, rows))
+
+
+def batches(shards: Sequence[Keys]) -> Procedure[list[BatchCounts]]:
+    """The batches of each shard. All batches of a queue are in its first one."""
+    (time,) = yield RoundTrip((command("time"),))
+    works = [keys.batch_work for keys in shards]
+    counts = yield RoundTrip(
+        (
+            *(command("zcard", work) for work in works),
+            *(command("zcount", work, "-inf", ms_of(time)) for work in works),
+        )
+    )
+    return list(map(BatchCounts, counts[: len(works)], counts[len(works) :]))
 
 
 def _backlog(shards: Sequence[Keys]) -> Procedure[list[Backlog]]:
@@ -225,12 +230,13 @@ def _backlog(shards: Sequence[Keys]) -> Procedure[list[Backlog]]:
 
 
 #: How each part is read of several shards.
-_READS: Mapping[Part, Callable[[redis.Redis, Sequence[Keys]], Sequence[Any]]] = {
-    Part.SHARDS: inspect_shards,
-    Part.CONTROL: partial(_read, _control),
-    Part.SHARING: partial(_read, sharing),
-    Part.TENANTS: partial(_read, partial(tenants, count=MAX_TENANTS)),
-    Part.BACKLOG: partial(_read, _backlog),
+_READS: Mapping[Part, Callable[[Sequence[Keys]], Procedure[Sequence[Any]]]] = {
+    Part.SHARDS: states,
+    Part.CONTROL: _control,
+    Part.SHARING: sharing,
+    Part.TENANTS: partial(tenants, count=MAX_TENANTS),
+    Part.BACKLOG: _backlog,
+    Part.BATCHES: batches,
 }
 
 

@@ -104,7 +104,7 @@ class _Watch:
         while self.draining:
             # In this order: the command is removed when the worker registers as draining. So if the
             # command is gone, the registry that is read after it shows the drain.
-            wishes = [broker.drain_wishes() for broker in self.brokers]
+            wishes = [broker.control().drain_wishes for broker in self.brokers]
             workers = _look(self.brokers)
             for name, shards in list(self.draining.items()):
                 # An ended worker stays in the registry for a day, unless its entry is deleted.

@@ -11,6 +11,7 @@ from quire.cli.console import Console, add_server, brokers_of, not_negative
 from quire.cli.exit_codes import EXIT_OK
 from quire.errors import InvalidRequest
 from quire.transitions.control import ENDS_KEPT
+from quire.transitions.defaults import QueueDefaults
 from quire.transitions.fairness import MAX_WEIGHT, Fairness
 from quire.wire.protocol import is_tenant_name
 
@@ -73,25 +74,24 @@ def run_limits(arguments: argparse.Namespace, console: Console) -> int:
     }
     plain = {name: value or None for name, value in given.items() if value is not None}
     for broker in brokers:
-        before = broker.limits()
+        before = broker.control()
         limits = replace(
-            before,
+            before.limits,
             **plain,
-            tenants=_merged(before.tenants, arguments.of),
-            rates=_merged(before.rates, arguments.tokens_per_minute_of),
+            tenants=_merged(before.limits.tenants, arguments.of),
+            rates=_merged(before.limits.rates, arguments.tokens_per_minute_of),
         )
-        if limits != before:
+        if limits != before.limits:
             broker.set_limits(limits)
-        _share(broker, arguments)
-        _set_defaults(broker, arguments)
-        if arguments.ends is not None and arguments.ends != broker.ends_kept():
+        _share(broker, before.fairness, arguments)
+        _set_defaults(broker, before.defaults, arguments)
+        if arguments.ends is not None and arguments.ends != before.ends_kept:
             _keep_ends(broker, arguments.ends)
     _show(brokers, console)
     return EXIT_OK
 
 
-def _share(broker: Broker, arguments: argparse.Namespace) -> None:
-    before = broker.fairness()
+def _share(broker: Broker, before: Fairness, arguments: argparse.Namespace) -> None:
     by_tokens = before.by_tokens
     if arguments.fairness:
         by_tokens = arguments.fairness == "tokens"
@@ -100,13 +100,12 @@ def _share(broker: Broker, arguments: argparse.Namespace) -> None:
         broker.set_fairness(fairness)
 
 
-def _set_defaults(broker: Broker, arguments: argparse.Namespace) -> None:
+def _set_defaults(broker: Broker, before: QueueDefaults, arguments: argparse.Namespace) -> None:
     given = {
         "request_timeout_seconds": arguments.request_timeout,
         "target_latency_seconds": arguments.target_latency,
         "max_tokens": arguments.default_max_tokens,
     }
-    before = broker.defaults()
     plain = {name: value or None for name, value in given.items() if value is not None}
     try:
         defaults = replace(before, **plain)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from quire.transitions.defaults import QueueDefaults, defaults_of
 from quire.transitions.fairness import Fairness
-from quire.transitions.replies import fairness_of, limits_of
-from quire.transitions.values import QueueLimits
+from quire.transitions.replies import fairness_of, limits_of, policy_of
+from quire.transitions.values import QueueLimits, QueuePolicy
 
 #: How many ends a shard keeps unless operators set another number, as in `ends.lua`.
 ENDS_KEPT = 10_000
@@ -53,6 +53,11 @@ class Control:
     def defaults(self) -> QueueDefaults:
         """What the shard sets for requests that do not say it themselves."""
         return defaults_of(self.fields)
+
+    @property
+    def policy(self) -> QueuePolicy | None:
+        """How the requests that wait are ranked; None if no worker has announced it."""
+        return policy_of(self.fields)
 
     @property
     def ends_kept(self) -> int:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from quire.errors import ProtocolError, QueueFull
@@ -244,6 +245,11 @@ def worker_of(name: bytes, value: bytes, *, now_ms: int) -> WorkerInfo:
             adapters={str(adapter): str(revision) for adapter, revision in adapters.items()},
             policy=str(known.get("policy", "")),
         )
+
+
+def workers_in(registry: Mapping[bytes, bytes], *, now_ms: int) -> list[WorkerInfo]:
+    """The workers that have signed a registry, without those whose word cannot be read."""
+    return readable(partial(worker_of, now_ms=now_ms), registry.items())
 
 
 def readable(read: Callable[[Any, Any], _Record], rows: Iterable[tuple[Any, Any]]) -> list[_Record]:

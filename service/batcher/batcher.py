@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import structlog
 
+from quire.broker.view import batches
 from quire.errors import UNAVAILABLE, QuireError
 from quire.transport.connection import connect
 from service.batcher.destinations import Destinations
@@ -123,9 +124,9 @@ class Batcher:
     def _run_next(self) -> str | None:
         """Run a batch that nobody holds; how its claim ended, or None without one. QuireError."""
         run, keys = self._records.run, self._keys
-        num_open, num_free = run(ledger.inspect_batches(keys))
-        self.metrics.note_contact(num_open=num_open, num_free=num_free)
-        if not num_free:
+        (counts,) = run(batches([keys]))
+        self.metrics.note_contact(num_open=counts.open, num_free=counts.free)
+        if not counts.free:
             return None
         for batch_id in run(ledger.free_batches(keys, count=MAX_CANDIDATES)):
             if not self._reserve(batch_id):

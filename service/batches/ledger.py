@@ -313,18 +313,6 @@ def forget_batch(keys: Keys, batch_id: str, *, tenant: str) -> Procedure[None]:
     yield from _asked("forget", (keys.batch(batch_id), *indexes), "batch", batch_id)
 
 
-def inspect_batches(keys: Keys) -> Procedure[tuple[int, int]]:
-    """How many batches have not ended, and how many of them nobody holds."""
-    (time,) = yield RoundTrip((command("time"),))
-    counts = yield RoundTrip(
-        (
-            command("zcard", keys.batch_work),
-            command("zcount", keys.batch_work, "-inf", _ms(time)),
-        )
-    )
-    return int(counts[0]), int(counts[1])
-
-
 # -- what they share ------------------------------------------------------------------------------
 
 

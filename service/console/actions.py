@@ -11,6 +11,7 @@ from typing import NamedTuple
 from quire.broker.broker import Broker
 from quire.broker.operating import MAX_REASON_LENGTH
 from quire.errors import InvalidRequest, UnknownRequest
+from quire.transitions.control import Control
 from quire.transitions.fairness import Fairness
 from quire.transitions.values import QueueLimits
 from quire.wire.arguments import MAX_AHEAD_SECONDS
@@ -140,24 +141,25 @@ def set_limits(queue: Queue, fields: Fields) -> Done:
     if fairness not in ("none", "tokens"):
         raise InvalidRequest("fairness", "must be `none` or `tokens`")
     for broker in queue.brokers:
+        before = broker.control()
         limits = replace(
-            broker.limits(),
+            before.limits,
             requests=fields.number("requests") or None,
             tokens=fields.number("tokens") or None,
             per_tenant=fields.number("per_tenant") or None,
             rate=fields.number("rate") or None,
         )
         defaults = replace(
-            broker.defaults(),
+            before.defaults,
             request_timeout_seconds=timeout,
             target_latency_seconds=target,
             max_tokens=fields.number("max_tokens", most=MAX_TOKENS_PER_REQUEST) or None,
         )
-        _change_limits(broker, limits)
-        _change_fairness(broker, replace(broker.fairness(), by_tokens=fairness == "tokens"))
-        if defaults != broker.defaults():
+        shares = replace(before.fairness, by_tokens=fairness == "tokens")
+        _change(broker, before, limits=limits, fairness=shares)
+        if defaults != before.defaults:
             broker.set_defaults(defaults)
-        if ends is not None and ends != broker.ends_kept():
+        if ends is not None and ends != before.ends_kept:
             broker.keep_ends(ends)
     return Done("The limits are set. They apply to every submit from now on.", "/limits")
 
@@ -170,15 +172,14 @@ def set_tenant(queue: Queue, fields: Fields) -> Done:
     limit, rate = fields.number("limit"), fields.number("tenant_rate")
     weight = fields.number("weight", least=1, most=1000)
     for broker in queue.brokers:
-        limits, fairness = broker.limits(), broker.fairness()
-        changed = replace(
-            limits,
-            tenants=_with(limits.tenants, tenant, limit),
-            rates=_with(limits.rates, tenant, rate),
+        before = broker.control()
+        limits = replace(
+            before.limits,
+            tenants=_with(before.limits.tenants, tenant, limit),
+            rates=_with(before.limits.rates, tenant, rate),
         )
-        _change_limits(broker, changed)
-        weights = _with(fairness.weights, tenant, weight)
-        _change_fairness(broker, replace(fairness, weights=weights))
+        weights = _with(before.fairness.weights, tenant, weight)
+        _change(broker, before, limits=limits, fairness=replace(before.fairness, weights=weights))
     return Done(f"The limits of {tenant} are set.", "/limits")
 
 
@@ -232,11 +233,8 @@ def _with(before: Mapping[str, int], tenant: str, value: int | None) -> dict[str
     return kept if value is None else {**kept, tenant: value}
 
 
-def _change_limits(broker: Broker, limits: QueueLimits) -> None:
-    if limits != broker.limits():
+def _change(broker: Broker, before: Control, *, limits: QueueLimits, fairness: Fairness) -> None:
+    if limits != before.limits:
         broker.set_limits(limits)
-
-
-def _change_fairness(broker: Broker, fairness: Fairness) -> None:
-    if fairness != broker.fairness():
+    if fairness != before.fairness:
         broker.set_fairness(fairness)

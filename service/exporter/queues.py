@@ -24,7 +24,6 @@ from quire.broker.view import Part, QueueView, view_queues
 from quire.errors import BrokerUnavailable, QuireError
 from quire.keys import Keys
 from quire.transport.connection import connect
-from service.batches.ledger import Ledger, inspect_batches
 from service.exporter.register import exporter_families
 from service.exporter.settings import ExporterSettings
 from service.exporter.usage import UsageCounter, Used
@@ -38,8 +37,6 @@ EXIT_USAGE = 2
 #: The signals that end the exporter.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
-#: The batches of every queue that have not ended, and how many of them nobody holds.
-Batches = Mapping[str, tuple[int, int]]
 #: What the tenants of every queue have used.
 UsageOfQueues = Mapping[str, Mapping[str, Used]]
 
@@ -50,7 +47,6 @@ class Reading:
 
     views: Sequence[QueueView]
     memory: ServerMemory | None = None
-    batches: Batches = field(default_factory=dict)
     usage: UsageOfQueues = field(default_factory=dict)
 
 
@@ -68,6 +64,10 @@ _BY_STATE: Mapping[str, Mapping[str, Number]] = {
     "quire_queue_leases": {
         "live": lambda view: view.rest("num_leases", "num_expired_leases"),
         "expired": lambda view: view.total("num_expired_leases"),
+    },
+    "quire_queue_batches": {
+        "held": lambda view: sum(one.open - one.free for one in view.batches),
+        "free": lambda view: sum(one.free for one in view.batches),
     },
     "quire_queue_tenants": {
         "open": lambda view: view.shared.num_tenants,
@@ -255,20 +255,13 @@ class Inspection:
         self._usage = {
             queue: UsageCounter(connection, shards) for queue, shards in self._shards.items()
         }
-        self._ledgers = {
-            queue: Ledger(connection, queue, retry_seconds=0.0) for queue in settings.queues
-        }
 
     def read(self) -> Reading:
         """What one scrape tells. QuireError."""
         connection = self._connection
-        views = view_queues(connection, self._shards, Part.SHARDS, Part.SHARING)
-        batches = {
-            queue: ledger.run(inspect_batches(ledger.keys))
-            for queue, ledger in self._ledgers.items()
-        }
+        views = view_queues(connection, self._shards, Part.SHARDS, Part.SHARING, Part.BATCHES)
         usage = {queue: counter.read() for queue, counter in self._usage.items()}
-        return Reading(views, inspect_memory(connection), batches, usage)
+        return Reading(views, inspect_memory(connection), usage)
 
 
 def _of_usage(reading: Reading) -> Iterator[Metric]:
@@ -278,14 +271,6 @@ def _of_usage(reading: Reading) -> Iterator[Metric]:
         # A copy, because the next scrape counts on while a slow one reads.
         for tenant, used in [*by_tenant.items()]
     ]
-    yield _metric(
-        "quire_queue_batches",
-        [
-            ((queue, state), number)
-            for queue, (num_open, num_free) in reading.batches.items()
-            for state, number in (("held", num_open - num_free), ("free", num_free))
-        ],
-    )
     yield _metric(
         "quire_queue_tenant_requests_total",
         [((queue, tenant), used.requests) for queue, tenant, used in rows],

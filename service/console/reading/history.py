@@ -8,9 +8,12 @@ that have nothing else.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
+from quire.broker.inspection import read_shards
 from quire.broker.view import Part, QueueView
+from quire.keys import Keys
 from quire.records import State
 from quire.transitions.replies import ms_of
 from quire.transport.procedure import Procedure, RoundTrip, command
@@ -69,7 +72,7 @@ class History:
         self.sample_seconds = sample_seconds
         #: Replaced as a whole, so that readers need no lock.
         self.samples: tuple[Sample, ...] = ()
-        self._cursors: list[str] = []
+        self._cursors: dict[Keys, bytes] = {}
         self._signed: dict[str, _Signed] = {}
 
     def read(self) -> None:
@@ -101,20 +104,14 @@ class History:
 
     def _new_ends(self) -> tuple[list[_Ended], int]:
         """The ends since the last call, at first the newest ones; and the time of Redis."""
-        first = self._queue.brokers[0]
-        if not self._cursors:
-            replies = first.run(_newest_ends(self._queue))
-        else:
-            replies = first.run(_ends_after(self._queue, self._cursors))
-        *found, time = replies
+        shards, read = self._queue.keys, partial(_ends, cursors=self._cursors)
+        found = read_shards(read, self._queue.connection, shards)
         ends: list[_Ended] = []
-        cursors = self._cursors or ["0-0"] * len(self._queue.brokers)
-        for shard, entries in enumerate(found):
-            if entries:
-                cursors[shard] = max(entries[0][0], entries[-1][0], key=_order).decode()
+        for keys, (entries, _) in zip(shards, found, strict=True):
+            earlier = self._cursors.get(keys, b"0-0")
+            self._cursors[keys] = max([earlier, *(one for one, _ in entries)], key=_order)
             ends += [end for entry_id, fields in entries if (end := _end_of(entry_id, fields))]
-        self._cursors = cursors
-        return ends, ms_of(time)
+        return ends, max(now_ms for _, now_ms in found)
 
     def _rate(self, view: QueueView, *, now_ms: int) -> float | None:
         """The tokens per second of all workers that tell, since each of them signed before."""
@@ -142,19 +139,22 @@ def _signed_again(before: _Signed | None, now: _Signed) -> _Signed:
     return replace(now, per_second=(now.generated - before.generated) / seconds)
 
 
-def _newest_ends(queue: Queue) -> Procedure[list[Any]]:
-    reads = [command("xrevrange", keys.ends, count=MAX_ENDS) for keys in queue.keys]
-    replies: list[Any] = yield RoundTrip((*reads, command("time")))
-    return replies
-
-
-def _ends_after(queue: Queue, cursors: Sequence[str]) -> Procedure[list[Any]]:
-    reads = [
-        command("xrange", keys.ends, f"({cursor}", "+", count=MAX_ENDS)
-        for keys, cursor in zip(queue.keys, cursors, strict=True)
-    ]
-    replies: list[Any] = yield RoundTrip((*reads, command("time")))
-    return replies
+def _ends(
+    shards: Sequence[Keys], *, cursors: Mapping[Keys, bytes]
+) -> Procedure[list[tuple[list[Any], int]]]:
+    """The entries of each shard after its cursor, without one the newest; and the time of Redis."""
+    *found, time = yield RoundTrip(
+        (
+            *(
+                command("xrange", keys.ends, b"(" + cursors[keys], "+", count=MAX_ENDS)
+                if keys in cursors
+                else command("xrevrange", keys.ends, count=MAX_ENDS)
+                for keys in shards
+            ),
+            command("time"),
+        )
+    )
+    return [(entries, ms_of(time)) for entries in found]
 
 
 def _end_of(entry_id: bytes, fields: Mapping[bytes, bytes]) -> _Ended | None:

@@ -245,11 +245,11 @@ def test_a_worker_that_comes_after_days_without_any_forgets_the_wishes_for_those
     connection.hset(broker.keys.control, "drain:gone", 1000)
     eventually(lambda: not connection.exists(broker.keys.workers))
     broker.beat_worker("new", "ready", {})
-    assert broker.drain_wishes() == frozenset()
+    assert broker.control().drain_wishes == frozenset()
 
 
 def test_a_worker_that_comes_new_leaves_a_wish_that_is_not_old(broker):
     """The worker that it is for may not have signed yet."""
     broker.drain("quiet")
     broker.beat_worker("new", "ready", {})
-    assert broker.drain_wishes() == {"quiet"}
+    assert broker.control().drain_wishes == {"quiet"}

@@ -274,12 +274,12 @@ def test_a_change_of_the_policy_ranks_anew_what_waits(broker):
 
 
 def test_only_an_announcement_that_replaces_changes_a_policy(broker):
-    assert broker.policy() is None
+    assert broker.control().policy is None
     assert broker.announce(policy("sjf"), replaces=False)
     assert not broker.announce(policy("fcfs"), replaces=False)
-    assert broker.policy() == policy("sjf")
+    assert broker.control().policy == policy("sjf")
     assert broker.announce(policy("sjf", aging_seconds=1.0))
-    assert broker.policy().aging_ms == 1000
+    assert broker.control().policy.aging_ms == 1000
 
 
 @pytest.mark.parametrize("name", ["of-a-later-version", ""])

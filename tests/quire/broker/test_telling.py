@@ -109,7 +109,7 @@ def test_a_request_that_expires_unread_is_not_told(broker, connection):
 
 def test_operators_set_how_many_ends_are_kept(broker, connection):
     broker.keep_ends(100)
-    assert broker.ends_kept() == 100
+    assert broker.control().ends_kept == 100
     for number in range(350):
         broker.submit(make_request(id=str(number)))
         broker.cancel(str(number))
@@ -134,7 +134,7 @@ def test_what_is_no_number_counts_as_not_set(broker, connection):
     connection.hset(broker.keys.control, "ends", "many")
     broker.submit(make_request(id="a"))
     broker.cancel("a")
-    assert (len(told(broker)), broker.ends_kept()) == (1, 10_000)
+    assert (len(told(broker)), broker.control().ends_kept) == (1, 10_000)
 
 
 def test_a_foreign_value_under_the_key_keeps_no_request_from_its_end(broker, connection):

@@ -72,6 +72,9 @@ def test_every_part_of_two_shards_is_read_and_put_together(make_broker, connecti
     for number, broker in enumerate(brokers):
         broker.set_limits(QueueLimits(tenants={"own": 0}, rate=600))
         broker.submit_many([make_request(tenant=name) for name in "aab"[number:]])
+    now_ms = brokers[0].now_ms()
+    held_until = {"free": now_ms - 1000, "held": now_ms + 600_000}
+    connection.zadd(brokers[0].keys.batch_work, held_until)
     keys = [broker.keys for broker in brokers]
 
     def look() -> QueueView:
@@ -83,9 +86,12 @@ def test_every_part_of_two_shards_is_read_and_put_together(make_broker, connecti
     assert view.busiest_tenants[0].tokens_per_minute == 1200
     assert [*view.num_open.items()] == [("own", 0), ("a", 3), ("b", 2)]
     assert (view.shared.num_tenants, view.shared.by_tokens) == (4, False)
+    assert view.batches == [(2, 1), (0, 0)]
     assert (view.total("num_queued"), view.waiting_tokens > 0) == (5, True)
     assert (view.is_paused, view.pause_reason, view.do_settings_differ) == (False, "", False)
 
+    # Batches have no expiry, and the fixture looks for keys that are left.
+    connection.delete(brokers[0].keys.batch_work)
     brokers[0].pause()
     brokers[1].pause("repair")
     brokers[1].set_fairness(Fairness(by_tokens=True))

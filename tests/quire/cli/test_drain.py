@@ -84,7 +84,7 @@ def test_nobody_is_waited_for_who_is_unknown_silent_or_gone(drain, real_broker, 
     silent = b"%d ready \x80" % (real_broker.now_ms() - 90_000)
     real_connection.hset(real_broker.keys.workers, "dead", silent)
     assert drain("dead", "gone") == (3, {"dead": "silent", "gone": "stopped"})
-    assert real_broker.drain_wishes() == frozenset()
+    assert real_broker.control().drain_wishes == frozenset()
 
 
 def test_the_wish_stands_when_nobody_waits_any_longer(drain, real_broker):
@@ -92,7 +92,7 @@ def test_the_wish_stands_when_nobody_waits_any_longer(drain, real_broker):
     real_broker.beat_worker("b", "ready", {})
     assert drain("a", "--timeout", "0") == (1, {"a": "timeout"})
     assert drain("b", "--no-wait") == (0, {"b": "asked"})
-    assert real_broker.drain_wishes() == {"a", "b"}
+    assert real_broker.control().drain_wishes == {"a", "b"}
     assert real_broker.beat_worker("a", "ready", {}) is True
 
 

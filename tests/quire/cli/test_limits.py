@@ -18,15 +18,17 @@ HEADER = ["shard", "requests", "tokens", "waiting_tokens", "per_tenant", "per_mi
 def test_limits_are_set_kept_and_taken_away_one_by_one(quire, real_broker):
     code, _, _ = quire("limits", "--requests", "100", "--per-tenant", "2", "--of", "gold=5")
     assert code == 0
-    assert real_broker.limits() == QueueLimits(requests=100, per_tenant=2, tenants={"gold": 5})
+    assert real_broker.control().limits == QueueLimits(
+        requests=100, per_tenant=2, tenants={"gold": 5}
+    )
 
     quire("limits", "--tokens", "9000", "--requests", "0", "--of", "free=0")
-    assert real_broker.limits() == QueueLimits(
+    assert real_broker.control().limits == QueueLimits(
         tokens=9000, per_tenant=2, tenants={"gold": 5, "free": 0}
     )
 
     quire("limits", "--of", "gold=", "--of", "free=")
-    assert real_broker.limits() == QueueLimits(tokens=9000, per_tenant=2)
+    assert real_broker.control().limits == QueueLimits(tokens=9000, per_tenant=2)
 
 
 def test_what_is_used_stands_beside_what_may_be(quire, real_broker):
@@ -82,7 +84,10 @@ def test_a_refused_tenant_is_told_its_name(quire, real_broker):
 def test_a_limit_that_cannot_be_is_wrong_usage(quire, real_broker, wrong):
     code, out, err = quire("limits", *wrong)
     assert (code, out) == (2, "") and "error: " in err
-    assert (real_broker.limits(), real_broker.fairness()) == (QueueLimits(), Fairness())
+    assert (real_broker.control().limits, real_broker.control().fairness) == (
+        QueueLimits(),
+        Fairness(),
+    )
 
 
 def test_tenants_get_weights_and_rates_and_share_by_tokens(quire, real_broker):
@@ -91,8 +96,10 @@ def test_tenants_get_weights_and_rates_and_share_by_tokens(quire, real_broker):
         *("--tokens-per-minute", "6000", "--tokens-per-minute-of", "gold=0"),
     )
     assert code == 0
-    assert real_broker.fairness() == Fairness(by_tokens=True, weights={"gold": 3, "free": 1})
-    assert real_broker.limits() == QueueLimits(rate=6000, rates={"gold": 0})
+    assert real_broker.control().fairness == Fairness(
+        by_tokens=True, weights={"gold": 3, "free": 1}
+    )
+    assert real_broker.control().limits == QueueLimits(rate=6000, rates={"gold": 0})
     assert [line.split() for line in out.splitlines()] == [
         [*HEADER, "timeout_s", "target_s", "max_tokens", "ends"],
         ["0", "-", "-", "0", "-", "6000", "tokens", "-", "-", "-", "10000"],
@@ -103,7 +110,10 @@ def test_tenants_get_weights_and_rates_and_share_by_tokens(quire, real_broker):
     ]
     quire("limits", "--fairness", "none", "--weight", "gold=", "--weight", "free=")
     quire("limits", "--tokens-per-minute", "0", "--tokens-per-minute-of", "gold=")
-    assert (real_broker.limits(), real_broker.fairness()) == (QueueLimits(), Fairness())
+    assert (real_broker.control().limits, real_broker.control().fairness) == (
+        QueueLimits(),
+        Fairness(),
+    )
 
 
 def test_a_default_timeout_is_set_shown_and_removed(quire, real_broker):
@@ -112,12 +122,15 @@ def test_a_default_timeout_is_set_shown_and_removed(quire, real_broker):
     found = [line.split()[-4:-2] for line in out.splitlines()[:2]]
     assert found == [["timeout_s", "target_s"], ["90.5", "2"]]
     quire("limits", "--target-latency", "0")
-    assert real_broker.defaults() == QueueDefaults(request_timeout_seconds=90.5)
+    assert real_broker.control().defaults == QueueDefaults(request_timeout_seconds=90.5)
     # Limits and the default stay when the other changes.
     quire("limits", "--requests", "7")
-    assert real_broker.defaults() == QueueDefaults(request_timeout_seconds=90.5)
+    assert real_broker.control().defaults == QueueDefaults(request_timeout_seconds=90.5)
     quire("limits", "--request-timeout", "0")
-    assert (real_broker.defaults(), real_broker.limits().requests) == (QueueDefaults(), 7)
+    assert (real_broker.control().defaults, real_broker.control().limits.requests) == (
+        QueueDefaults(),
+        7,
+    )
     code, _, err = quire("limits", "--request-timeout", "0.0001")
     assert code != 0 and "request_timeout_seconds" in err
 
@@ -127,12 +140,14 @@ def test_the_longest_answer_of_requests_that_name_none_is_set_shown_and_removed(
     code, out, _ = quire("limits", "--default-max-tokens", "4096")
     assert code == 0
     assert [line.split()[-2] for line in out.splitlines()[:2]] == ["max_tokens", "4096"]
-    assert real_broker.defaults() == QueueDefaults(request_timeout_seconds=5, max_tokens=4096)
+    assert real_broker.control().defaults == QueueDefaults(
+        request_timeout_seconds=5, max_tokens=4096
+    )
     # The limits of a queue are other fields, although they have similar names.
     quire("limits", "--tokens", "9")
-    assert real_broker.defaults().max_tokens == 4096
+    assert real_broker.control().defaults.max_tokens == 4096
     quire("limits", "--default-max-tokens", "0")
-    assert real_broker.defaults() == QueueDefaults(request_timeout_seconds=5)
+    assert real_broker.control().defaults == QueueDefaults(request_timeout_seconds=5)
     code, _, err = quire("limits", "--default-max-tokens", str(1 << 40))
     assert code != 0 and "max_tokens must be from 1" in err
 
@@ -142,8 +157,8 @@ def test_how_many_ends_are_kept_is_set_and_shown(quire, real_broker):
     assert code == 0
     assert [line.split()[-1] for line in out.splitlines()[:2]] == ["ends", "500"]
     quire("limits", "--requests", "7")
-    assert real_broker.ends_kept() == 500
+    assert real_broker.control().ends_kept == 500
     quire("limits", "--ends", "0")
-    assert real_broker.ends_kept() == 0
+    assert real_broker.control().ends_kept == 0
     code, _, err = quire("limits", "--ends", "99999999")
     assert code != 0 and "ends" in err

@@ -71,12 +71,12 @@ def test_the_defaults_and_the_limits_are_set_apart(broker):
     defaults, limits = QueueDefaults(request_timeout_seconds=1.5), QueueLimits(requests=7)
     broker.set_defaults(defaults)
     broker.set_limits(limits)
-    assert (broker.defaults(), broker.limits()) == (defaults, limits)
+    assert (broker.control().defaults, broker.control().limits) == (defaults, limits)
 
 
 def test_a_default_that_no_program_wrote_counts_as_none(broker, connection):
     connection.hset(broker.keys.control, "request_timeout_ms", "soon")
-    assert broker.defaults() == QueueDefaults()
+    assert broker.control().defaults == QueueDefaults()
     broker.submit(make_request(id="a"))
     assert broker.status("a").deadline_ms is None
 
@@ -252,6 +252,6 @@ def test_a_longest_answer_is_a_number_of_tokens_that_a_request_may_count_for(num
 
 def test_a_longest_answer_that_no_program_wrote_counts_as_none(broker, connection):
     connection.hset(broker.keys.control, "answer_tokens", "many")
-    assert broker.defaults() == QueueDefaults()
+    assert broker.control().defaults == QueueDefaults()
     broker.submit(open_ended())
     assert claim_next(broker).answer_limit == 0

@@ -28,7 +28,7 @@ def refusal(broker, request):
 
 
 def test_limits_are_kept_in_redis_and_replaced_as_a_whole(broker, make_broker):
-    assert broker.limits() == QueueLimits()
+    assert broker.control().limits == QueueLimits()
     broker.pause("repairs")
     for limits in (
         QueueLimits(requests=5, tokens=100, per_tenant=2, tenants={"a": 9, "b": 0}),
@@ -36,7 +36,7 @@ def test_limits_are_kept_in_redis_and_replaced_as_a_whole(broker, make_broker):
         QueueLimits(),
     ):
         broker.set_limits(limits)
-        assert make_broker().limits() == limits
+        assert make_broker().control().limits == limits
     assert broker.pause_reason() == "repairs"
 
 

@@ -51,4 +51,4 @@ def test_what_an_operator_has_written_in_another_encoding_ends_no_worker(broker,
     wishes = {"paused": b"l\xe4uft", b"drain:b\xfccher": "1"}
     connection.hset(broker.keys.control, mapping=wishes)
     assert broker.pause_reason() == "l\N{REPLACEMENT CHARACTER}uft"
-    assert broker.drain_wishes() == {"b\N{REPLACEMENT CHARACTER}cher"}
+    assert broker.control().drain_wishes == {"b\N{REPLACEMENT CHARACTER}cher"}

@@ -2,6 +2,7 @@
 
 import pytest
 
+from quire.broker.view import batches
 from service.batches import ledger
 from service.batches.ledger import Hold, Ledger, ResultFile
 from tests.service.builders import Queue
@@ -153,7 +154,7 @@ def test_the_end_of_a_batch_is_written_once_and_can_be_asked_for_again(records):
     assert records.record.output_file_id == "file-2"
     output = records.run(ledger.read_file(records.keys, "file-2"))
     assert (output.purpose, output.num_bytes, output.tenant) == ("batch_output", 5, "t")
-    assert records.run(ledger.inspect_batches(records.keys)) == (0, 0)
+    assert records.run(batches([records.keys])) == [(0, 0)]
     assert not records.connection.exists(records.keys.open_batches), "counted once"
     assert records.run(ledger.delete_file(records.keys, FILE, tenant="t")) == "deleted"
     assert records.claim() is None

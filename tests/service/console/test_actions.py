@@ -92,7 +92,7 @@ def test_a_request_is_cancelled(browser, fake):
 def test_a_worker_is_asked_to_drain(browser, fake, console):
     fake.broker.beat_worker("w", "ready", {})
     assert "was asked to drain" in notice_of(browser.send("drain", ("worker", "w")))
-    assert fake.broker.drain_wishes() == {"w"}
+    assert fake.broker.control().drain_wishes == {"w"}
     assert "drain asked" in console.page("/workers").text
     assert browser.send("drain", ("worker", "x")).status == 400
 
@@ -125,28 +125,31 @@ def test_limits_are_set_and_an_empty_field_removes_one(browser, fake, console):
             "fairness": "tokens", "request_timeout": "1.5", "target_latency": "0",
             "max_tokens": "4096", "ends": "500"}  # fmt: skip
     assert browser.send("limits", *form.items()).status == 303
-    assert fake.broker.limits() == QueueLimits(
+    assert fake.broker.control().limits == QueueLimits(
         requests=100, per_tenant=7, rate=6000, tenants={"a": 3}
     )
-    assert fake.broker.fairness().by_tokens and fake.broker.ends_kept() == 500
-    defaults = fake.broker.defaults()
+    assert fake.broker.control().fairness.by_tokens and fake.broker.control().ends_kept == 500
+    defaults = fake.broker.control().defaults
     assert (defaults.request_timeout_seconds, defaults.target_latency_seconds) == (1.5, None)
     assert defaults.max_tokens == 4096
     assert 'value="4096"' in console.page("/limits").text
     assert browser.send("limits", *(form | {"max_tokens": str(1 << 40)}).items()).status == 400
     browser.send("limits", *(form | {"max_tokens": ""}).items())
-    assert fake.broker.defaults().max_tokens is None
+    assert fake.broker.control().defaults.max_tokens is None
 
 
 def test_the_limits_of_one_tenant_are_set_and_removed(browser, fake, console):
     fields = {"tenant": "gold", "limit": "0", "tenant_rate": "9", "weight": "3"}
     browser.send("tenant", *fields.items())
-    assert fake.broker.limits() == QueueLimits(tenants={"gold": 0}, rates={"gold": 9})
-    assert fake.broker.fairness() == Fairness(weights={"gold": 3})
+    assert fake.broker.control().limits == QueueLimits(tenants={"gold": 0}, rates={"gold": 9})
+    assert fake.broker.control().fairness == Fairness(weights={"gold": 3})
     page = re.sub(r"<[^>]*>", " ", console.page("/limits").text)
     assert re.search(r"gold\s+0\s+none\s+9\s+3", page), page
     browser.send("tenant", ("tenant", "gold"))
-    assert fake.broker.limits() == QueueLimits() and fake.broker.fairness() == Fairness()
+    assert (
+        fake.broker.control().limits == QueueLimits()
+        and fake.broker.control().fairness == Fairness()
+    )
 
 
 @pytest.mark.parametrize(("action", "fields"), [

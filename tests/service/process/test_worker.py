@@ -294,10 +294,10 @@ def test_an_operator_drains_a_worker_by_its_name(queue: Queue):
         with WorkerThread(queue.settings(lease_seconds=60.0)) as other:
             queue.broker.drain(settings.worker)
             eventually(lambda: state_of(queue, settings.worker) == "draining")
-            assert queue.broker.drain_wishes() == frozenset()
+            assert queue.broker.control().drain_wishes == frozenset()
             # Unlike a second signal, a second wish does not hurry it.
             queue.broker.drain(settings.worker)
-            eventually(lambda: queue.broker.drain_wishes() == frozenset())
+            eventually(lambda: queue.broker.control().drain_wishes == frozenset())
             gate.open()
             assert worker.wait() == 0
             assert not other.has_ended

@@ -91,7 +91,7 @@ def test_a_producer_is_refused_the_work_and_the_operation(as_role, real_broker, 
         lambda: broker.announce(QueuePolicy("fcfs", 1, 1)),
     ):
         refused(call)
-    assert real_broker.policy() is None
+    assert real_broker.control().policy is None
     assert real_broker.status("a").state is State.QUEUED
 
 
@@ -232,7 +232,7 @@ def test_an_operator_pauses_limits_and_requeues(as_role, real_broker):
     broker.resume()
     broker.set_limits(QueueLimits(requests=9))
     broker.set_limits(QueueLimits(tokens=9000))
-    assert broker.limits() == QueueLimits(tokens=9000)
+    assert broker.control().limits == QueueLimits(tokens=9000)
     (letter,) = broker.dead_letters()
     assert broker.requeue(letter, keep_tokens=True) is State.QUEUED
     assert broker.backlog().tenants == {"default": 1}
@@ -246,7 +246,7 @@ def test_an_operator_drains_workers_and_ends_what_is_late(as_role, real_broker, 
     worker = as_role("worker")
     assert worker.beat_worker("w", "serving", {}) is True
     worker.beat_worker("w", "draining", {})
-    assert operator.drain_wishes() == frozenset()
+    assert operator.control().drain_wishes == frozenset()
     real_broker.submit(make_request(id="g~late"))
     real_connection.zadd(real_broker.keys.wait, {"g~late": 1})
     assert [expired.request_id for expired in operator.expire()] == ["g~late"]
@@ -265,7 +265,7 @@ def test_each_role_does_its_part_while_tenants_share_a_queue(as_role, real_broke
     operator = as_role("operator")
     operator.set_fairness(Fairness(by_tokens=True, weights={"b": 2}))
     operator.set_limits(QueueLimits(rate=1_000_000))
-    assert operator.fairness().weights == {"b": 2}
+    assert operator.control().fairness.weights == {"b": 2}
     producer, worker = as_role(role), as_role("worker")
     names = {"a": "a", "b": "b", "again": "a", "later": "b"}
     producer.submit_many([make_request(id=name, tenant=names[name]) for name in names])

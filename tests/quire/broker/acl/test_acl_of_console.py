@@ -64,7 +64,7 @@ def test_an_operator_does_everything_and_an_observer_nothing(queue_as, real_brok
     }  # fmt: skip
     for action, form in forms.items():
         ACTIONS[action](queue, Fields(form))
-    assert real_broker.dead_letters() == [] and real_broker.limits().requests == 9
+    assert real_broker.dead_letters() == [] and real_broker.control().limits.requests == 9
     observer = queue_as("observer")
     forms["limits"] = [("fairness", "none")]
     for action in ("pause", "drain", "cancel", "limits", "tenant"):

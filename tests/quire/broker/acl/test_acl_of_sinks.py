@@ -42,5 +42,5 @@ def test_an_exporter_reads_everything_that_it_tells_as_an_observer(as_role, real
     real_broker.cancel("a")
     found = inspection.read()
     assert found.usage[observer.keys.queue]["acme"].requests == 1
-    assert found.batches == {observer.keys.queue: (0, 0)}
+    assert [view.batches for view in found.views] == [[(0, 0)]]
     assert found.memory is not None

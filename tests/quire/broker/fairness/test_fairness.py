@@ -44,13 +44,13 @@ def shared(broker):
 
 
 def test_fairness_is_off_until_an_operator_sets_it_and_is_kept_in_redis(broker, make_broker):
-    assert broker.fairness() == Fairness()
+    assert broker.control().fairness == Fairness()
     broker.pause("repairs")
     for fairness in (Fairness(by_tokens=True, weights={"a": 3}), Fairness(weights={"b": 2})):
         broker.set_fairness(fairness)
-        assert make_broker().fairness() == fairness
+        assert make_broker().control().fairness == fairness
     broker.set_fairness(Fairness())
-    assert broker.fairness() == Fairness()
+    assert broker.control().fairness == Fairness()
     assert broker.pause_reason() == "repairs"
 
 

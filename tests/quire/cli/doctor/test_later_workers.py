@@ -39,7 +39,7 @@ def test_status_shows_a_later_worker_with_what_is_known_of_it(quire, later):
 def test_so_do_the_others_that_look_at_workers(quire, later, real_broker):
     assert "later (warming), now (ready)" in quire("doctor", "--no-torch")[1]
     assert quire("drain", "--all", "--no-wait")[0] == 0
-    assert real_broker.drain_wishes() == {"later", "now"}
+    assert real_broker.control().drain_wishes == {"later", "now"}
     assert Client(real_broker).adapters() == {"m": ["sql"]}
 
 
