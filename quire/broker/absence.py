@@ -17,9 +17,6 @@ from quire.transport.procedure import Procedure, RoundTrip, command
 #: The shard that every worker of a queue serves, unless its settings name only other shards.
 FIRST_SHARD = 0
 
-#: The state of a worker that will end soon and takes no new requests.
-_DRAINING = "draining"
-
 
 def absence(keys: Keys) -> Procedure[str | None]:
     """Why no worker will take a request, as a clause; None if a worker may take it at any time.
@@ -48,7 +45,7 @@ def _reason(
 ) -> str | None:
     alive = [worker for worker in workers if worker.is_alive]
     if alive:
-        if all(worker.state == _DRAINING for worker in alive):
+        if all(worker.is_draining for worker in alive):
             return f"every worker of {_name(keys)} drains, and takes nothing new"
         return None
     others = [worker.name for worker in elsewhere if worker.is_alive]

@@ -8,7 +8,7 @@ trips.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -150,7 +150,7 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """The first round trip's data of a shard; `workers` are the fields of the registry.
+    """The first round trip's data of a shard; `shard` lacks what the second one asks for.
 
     `ranked`: the sizes of the rank sets. `heads`: the first member of each.
     """
@@ -158,22 +158,14 @@ class _Sizes:
     groups: tuple[_Group, ...]
     ranked: tuple[int, ...]
     heads: tuple[bytes | None, ...]
-    is_paused: bool
-    policy: Sequence[bytes | None]
-    num_waiting: int
-    num_scheduled: int
-    num_leases: int
-    num_dead_letters: int
-    num_turns: int
-    num_waiting_tokens: int
-    workers: Mapping[bytes, bytes]
+    shard: ShardState
 
 
 def states(shards: Sequence[Keys]) -> Procedure[list[ShardState]]:
     """See `inspect_shards`."""
     replies = yield from _answers(_ask_sizes(shards))
     now_ms = ms_of(next(replies))
-    sizes = [_read_sizes(replies) for _ in shards]
+    sizes = [_read_sizes(replies, now_ms=now_ms) for _ in shards]
     replies = yield from _answers(_ask_heads(shards, sizes, now_ms))
     return [_read_heads(replies, known, now_ms=now_ms) for known in sizes]
 
@@ -198,22 +190,30 @@ def _ask_sizes(shards: Sequence[Keys]) -> Iterator[Command]:
         yield command("hgetall", keys.workers)
 
 
-def _read_sizes(replies: Iterator[Any]) -> _Sizes:
+def _read_sizes(replies: Iterator[Any], *, now_ms: int) -> _Sizes:
     groups = tuple(_group_of(next(replies), int(next(replies))) for _ in Priority)
     ranks = [(int(next(replies)), next(replies)) for _ in Priority]
+    is_paused, policy = bool(next(replies)), _policy_in(next(replies))
+    num_waiting, num_scheduled = int(next(replies)), int(next(replies))
     return _Sizes(
         groups=groups,
         ranked=tuple(number for number, _ in ranks),
         heads=tuple(row[0] if row else None for _, row in ranks),
-        is_paused=bool(next(replies)),
-        policy=next(replies),
-        num_waiting=int(next(replies)),
-        num_scheduled=int(next(replies)),
-        num_leases=int(next(replies)),
-        num_dead_letters=int(next(replies)),
-        num_turns=int(next(replies)),
-        num_waiting_tokens=_count_of(next(replies)),
-        workers=next(replies),
+        shard=ShardState(
+            ingress=(),
+            is_paused=is_paused,
+            policy=policy,
+            # The two were not counted at exactly the same moment.
+            num_queued=max(0, num_waiting - num_scheduled),
+            num_scheduled=num_scheduled,
+            num_due=0,
+            num_leases=int(next(replies)),
+            num_expired_leases=0,
+            num_dead_letters=int(next(replies)),
+            num_turns=int(next(replies)),
+            num_waiting_tokens=_count_of(next(replies)),
+            workers=tuple(workers_in(next(replies), now_ms=now_ms)),
+        ),
     )
 
 
@@ -229,29 +229,19 @@ def _ask_heads(shards: Sequence[Keys], sizes: Sequence[_Sizes], now_ms: int) -> 
 
 
 def _read_heads(replies: Iterator[Any], known: _Sizes, *, now_ms: int) -> ShardState:
-    # The two were not counted at exactly the same moment.
-    num_queued = max(0, known.num_waiting - known.num_scheduled)
-    oldest = [next(replies) for _ in Priority]
-    streams = [_seconds_since(entries if num_queued else [], now_ms=now_ms) for entries in oldest]
+    oldest, has_queued = [next(replies) for _ in Priority], known.shard.num_queued > 0
+    streams = [_seconds_since(entries if has_queued else [], now_ms=now_ms) for entries in oldest]
     heads = [_age_of(next(replies), now_ms=now_ms) for _ in Priority]
-    return ShardState(
+    return replace(
+        known.shard,
         ingress=tuple(
             IngressState(priority, group.lag, max(stream, head), num_ranked)
             for priority, group, stream, head, num_ranked in zip(
                 Priority, known.groups, streams, heads, known.ranked, strict=True
             )
         ),
-        is_paused=known.is_paused,
-        policy=_policy_in(known.policy),
-        num_queued=num_queued,
-        num_scheduled=known.num_scheduled,
         num_due=int(next(replies)),
-        num_leases=known.num_leases,
         num_expired_leases=int(next(replies)),
-        num_dead_letters=known.num_dead_letters,
-        num_turns=known.num_turns,
-        num_waiting_tokens=known.num_waiting_tokens,
-        workers=tuple(workers_in(known.workers, now_ms=now_ms)),
     )
 
 

@@ -116,12 +116,16 @@ class QueueView:
     # Of the workers.
 
     @property
+    def words(self) -> Sequence[WorkerInfo]:
+        """What each worker has signed in each of its shards."""
+        return [worker for shard in self.shards for worker in shard.workers]
+
+    @property
     def known_workers(self) -> Sequence[WorkerInfo]:
         """Every registered worker, by name: its newest word, and what it does in all shards."""
         found: dict[str, list[WorkerInfo]] = {}
-        for shard in self.shards:
-            for info in shard.workers:
-                found.setdefault(info.name, []).append(info)
+        for info in self.words:
+            found.setdefault(info.name, []).append(info)
         return [in_all_shards(found[name]) for name in sorted(found)]
 
     @property
@@ -145,12 +149,8 @@ class QueueView:
         return frozenset().union(*(one.drain_wishes for one in self.control))
 
     def num_ready(self, *, within: float) -> int:
-        """The number of workers that some shard saw ready in so many seconds.
-
-        A draining worker does not count, because it claims nothing.
-        """
-        known = (worker for shard in self.shards for worker in shard.workers)
-        return len({w.name for w in known if w.state == "ready" and w.seen_seconds <= within})
+        """The number of workers that some shard saw ready in so many seconds."""
+        return len({w.name for w in self.words if w.is_ready and w.seen_seconds <= within})
 
     # Of the tenants.
 

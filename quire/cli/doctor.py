@@ -190,8 +190,8 @@ def _workers(broker: Broker) -> Iterator[Finding]:
         return
     named = ", ".join(f"{info.name} ({info.state})" for info in alive)
     yield Finding("workers", Verdict.OK, f"{len(alive)} {where}: {named}")
-    # A loading worker has not reported its abilities yet, and a draining one takes no requests.
-    ready = [info for info in alive if info.state == "ready"]
+    # A loading worker has not reported its abilities yet.
+    ready = [info for info in alive if info.is_ready]
     yield from _twins(ready, where)
     yield from _models(ready, where)
     yield from _constraints(ready, where)

@@ -153,7 +153,7 @@ def _end_of(infos: Sequence[WorkerInfo], *, is_accepted: bool = False) -> str | 
             return end
     if all(info.is_silent for info in infos):
         return "silent"
-    if is_accepted and not any(info.state == "draining" for info in infos):
+    if is_accepted and not any(info.is_draining for info in infos):
         # It has ended, and a new process has registered under its name.
         return "restarted"
     return None

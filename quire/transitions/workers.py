@@ -50,6 +50,16 @@ class WorkerInfo:
         return not self.is_silent and not self.has_ended
 
     @property
+    def is_ready(self) -> bool:
+        """It takes requests, as far as it told: one that loads or drains claims nothing."""
+        return self.state == "ready"
+
+    @property
+    def is_draining(self) -> bool:
+        """It finishes or releases its requests, and takes no new ones."""
+        return self.state == "draining"
+
+    @property
     def is_gone(self) -> bool:
         """It was not seen for so long that it is only counted."""
         return self.seen_seconds > GONE_SECONDS
@@ -62,7 +72,7 @@ class WorkerInfo:
     @property
     def can_drain(self) -> bool:
         """Whether a drain would still change something."""
-        return self.is_alive and self.state != "draining"
+        return self.is_alive and not self.is_draining
 
     @property
     def num_claims(self) -> int:

@@ -16,6 +16,7 @@ from quire.broker.async_shard import AsyncShard
 from quire.broker.producing import Ask
 from quire.broker.shard import Shard
 from quire.keys import Keys
+from quire.transitions.replies import ms_of
 from quire.transport.procedure import Procedure, RoundTrip, command
 from quire.transport.script_runner import BATCHES, Argument, Call, raise_if_error
 from service.batches.records import BatchRecord, FileRecord
@@ -139,7 +140,7 @@ def read_file(keys: Keys, file_id: str) -> Procedure[FileRecord | None]:
     """The file; None if it is not published, or its time is over."""
     fields, time = yield RoundTrip((command("hgetall", keys.file(file_id)), command("time")))
     record = FileRecord.of(file_id, fields)
-    return record if record and record.expires_ms > _ms(time) else None
+    return record if record and record.expires_ms > ms_of(time) else None
 
 
 def list_files(
@@ -154,7 +155,7 @@ def list_files(
         (*(command("hgetall", keys.file(one)) for one in ids), command("time"))
     )
     records = [FileRecord.of(one, fields) for one, fields in zip(ids, found, strict=True)]
-    live = [record for record in records if record and record.expires_ms > _ms(time)]
+    live = [record for record in records if record and record.expires_ms > ms_of(time)]
     return Listed(live, ids[-1] if len(ids) == count else None)
 
 
@@ -223,7 +224,7 @@ def free_batches(keys: Keys, *, count: int) -> Procedure[list[str]]:
     """Batches that nobody holds, the one that is free for longest first."""
     (time,) = yield RoundTrip((command("time"),))
     (found,) = yield RoundTrip(
-        (command("zrangebyscore", keys.batch_work, "-inf", _ms(time), start=0, num=count),)
+        (command("zrangebyscore", keys.batch_work, "-inf", ms_of(time), start=0, num=count),)
     )
     return [one.decode() for one in found]
 
@@ -294,7 +295,7 @@ def due_ends(keys: Keys, *, count: int) -> Procedure[list[tuple[str, str, str]]]
     """What is to be deleted now: kind (`file` or `batch`), id, and tenant."""
     (time,) = yield RoundTrip((command("time"),))
     (found,) = yield RoundTrip(
-        (command("zrangebyscore", keys.batch_ends, "-inf", _ms(time), start=0, num=count),)
+        (command("zrangebyscore", keys.batch_ends, "-inf", ms_of(time), start=0, num=count),)
     )
     if not found:
         return []
@@ -372,8 +373,3 @@ def _flat(fields: Mapping[str, Argument]) -> Iterable[Argument]:
     for name, value in fields.items():
         yield name
         yield value
-
-
-def _ms(time: tuple[int, int]) -> int:
-    seconds, microseconds = time
-    return int(seconds) * 1000 + int(microseconds) // 1000

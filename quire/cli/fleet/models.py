@@ -52,11 +52,7 @@ def run_models(arguments: argparse.Namespace, console: Console) -> int:
     for keys in _shards_of(arguments, connection):
         shards.setdefault(keys.queue, []).append(keys)
     views = view_queues(connection, dict(sorted(shards.items())), Part.SHARDS)
-    found = [
-        one
-        for view in views
-        for one in _served(view.name, [info for shard in view.shards for info in shard.workers])
-    ]
+    found = [one for view in views for one in _served(view.name, view.words)]
     if console.is_json:
         for one in found:
             console.data(one)
