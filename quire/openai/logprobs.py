@@ -35,23 +35,6 @@ def of_chat(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
     return filled(columns_of_chat(logprobs))  # type: ignore[no-any-return]
 
 
-def of_completion(
-    tokens: Sequence[TokenLogprob | PromptToken],
-    *,
-    echoed: str | None = None,
-    ends: Sequence[int] = (),
-) -> dict[str, Any]:
-    """The field `logprobs` of a choice of a completion, with the tokens of an echoed prompt first.
-
-    Its maps use the text of a token as the key. The sampled token is always included. If several
-    tokens have the same text, the likeliest is kept; a part of a character is shown by its bytes.
-    The first token of a prompt has nulls. `echoed` is the text of that prompt, if it is not that of
-    its tokens. `ends` are the lengths of the text after each token of the output, if known.
-    """
-    columns = columns_of_completion(tokens, echoed=echoed, ends=ends)
-    return filled(columns)  # type: ignore[no-any-return]
-
-
 def columns_of_chat(logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
     """The same as `of_chat`, with an iterator in the place of each list."""
     content = (_entry(one) | {"top_logprobs": [*map(_entry, one.top)]} for one in logprobs)
@@ -64,7 +47,14 @@ def columns_of_completion(
     echoed: str | None = None,
     ends: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """The same as `of_completion`, with an iterator in the place of each list."""
+    """The field `logprobs` of a choice of a completion, with the tokens of an echoed prompt first.
+
+    An iterator is in the place of each list. Its maps use the text of a token as the key. The
+    sampled token is always included. If several tokens have the same text, the likeliest is kept; a
+    part of a character is shown by its bytes. The first token of a prompt has nulls. `echoed` is
+    the text of that prompt, if it is not that of its tokens. `ends` are the lengths of the text
+    after each token of the output, if known.
+    """
     before = texts_of([one for one in tokens if isinstance(one, PromptToken)])
     after = [one for one in tokens if not isinstance(one, PromptToken)]
     length = len(echoed) if echoed is not None else sum(map(len, before))

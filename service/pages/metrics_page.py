@@ -59,6 +59,7 @@ def render_markdown() -> str:
             f"| `{name}` | nothing, always 0: {reason} |"
             for name, reason in WITHOUT_COUNTERPART.items()
         ),
+        *(f"| `{name}` | not exported: {reason} |" for name, reason in ABSENT.items()),
         *(f"| `{name}` | {what} |" for name, what in IN_PART.items()),
         "",
         "## Exporter",

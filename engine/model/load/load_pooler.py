@@ -1,6 +1,5 @@
 """Loads a folder into a runner that makes vectors: an encoder, or a decoder without a head."""
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,8 +41,6 @@ from engine.model.wide.loader import DTYPES, LoadedModel, content_of_folder, ope
 ENCODER_TOKENS = {"cpu": 512, "cuda": 16_384}
 #: Weights that embeddings do not use: of a model's own pooling layer, and of heads.
 UNUSED = ("pooler.", "cls.", "lm_head.", "classifier.", "discriminator_predictions.")
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

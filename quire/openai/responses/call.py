@@ -187,11 +187,6 @@ class ResponseCall:
         }
 
 
-def previous_of(body: Mapping[str, Any]) -> str | None:
-    """The id of the response that this one continues. InvalidRequest for a wrong field of any."""
-    return read_fields(body)[0].previous_response_id
-
-
 def call_of(
     body: Mapping[str, Any], *, name: str, context: Sequence[Mapping[str, Any]] = ()
 ) -> ResponseCall:

@@ -71,10 +71,6 @@ def _check_names(name: str, value: object, pointer: str) -> None:
         raise SchemaRefused(f"`{name}` at #{pointer} must be a list of strings")
 
 
-def _accept(name: str, value: object, pointer: str) -> None:
-    pass
-
-
 #: The check of each such keyword. By the rules of JSON Schema, a keyword that is not known has no
 #: effect.
 CHECKS: Final[dict[str, Callable[[str, object, str], None]]] = {

@@ -4,7 +4,7 @@ Knows the multipart format by the library python-multipart, and no record of a f
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -36,8 +36,6 @@ _PLAIN = {
     b"content-encoding": (b"", b"identity"),
     b"content-transfer-encoding": (b"", b"7bit", b"8bit", b"binary"),
 }
-
-Callback = Callable[..., None]
 
 
 @dataclass(slots=True)

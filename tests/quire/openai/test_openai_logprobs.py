@@ -8,10 +8,10 @@ import pytest
 
 from quire.openai.logprobs import (
     MIN_LOGPROB,
+    columns_of_completion,
     columns_of_prompt,
     filled,
     of_chat,
-    of_completion,
     written,
 )
 from quire.wire.logprobs import PromptToken, TokenLogprob, TopLogprob
@@ -23,6 +23,10 @@ TOKENS = [
     ),
     TokenLogprob(6, 0.0, "end"),
 ]
+
+
+def of_completion(*tokens, **given):
+    return filled(columns_of_completion(*tokens, **given))
 
 
 def test_a_chat_has_an_entry_for_each_token_with_its_bytes_where_they_are_known():
