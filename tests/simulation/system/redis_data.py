@@ -36,22 +36,11 @@ class Scores(dict[bytes, float]):
 
 
 @dataclass(slots=True)
-class Pending:
-    """A delivery nobody has acknowledged."""
-
-    consumer: bytes
-    delivered_ms: int
-    count: int = 1
-
-
-@dataclass(slots=True)
 class Group:
-    """A consumer group."""
+    """A consumer group. `pending`: what was delivered to be acknowledged; nothing ever is."""
 
     last_delivered: EntryId
-    pending: dict[EntryId, Pending] = field(default_factory=dict)
-    #: Consumer -> when it last came, in ms.
-    consumers: dict[bytes, int] = field(default_factory=dict)
+    pending: set[EntryId] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -89,14 +78,7 @@ class Stream:
 
     def copy(self) -> Stream:
         groups = {
-            name: Group(
-                group.last_delivered,
-                {
-                    entry_id: Pending(held.consumer, held.delivered_ms, held.count)
-                    for entry_id, held in group.pending.items()
-                },
-                dict(group.consumers),
-            )
+            name: Group(group.last_delivered, set(group.pending))
             for name, group in self.groups.items()
         }
         return Stream(list(self.ids), list(self.fields), self.last_id, groups)

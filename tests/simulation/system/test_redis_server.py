@@ -94,14 +94,9 @@ COMMANDS = st.one_of(
     command("XREAD", "COUNT", COUNT, "STREAMS", "x1", "x2", IDS, IDS),
     command("XGROUP", "CREATE", STREAM, GROUP, st.sampled_from(["0", "$", "1-1"])),
     command("XGROUP", "CREATE", STREAM, GROUP, "0", "MKSTREAM"),
-    command("XGROUP", "DELCONSUMER", STREAM, GROUP, NAMES),
     command("XREADGROUP", "GROUP", GROUP, NAMES, "COUNT", COUNT, "STREAMS", "x1", "x2", ">", ">"),
     command("XREADGROUP", "GROUP", GROUP, NAMES, "STREAMS", STREAM, ">"),
     command("XREADGROUP", "GROUP", GROUP, NAMES, "COUNT", COUNT, "NOACK", "STREAMS", STREAM, ">"),
-    command("XREADGROUP", "GROUP", GROUP, NAMES, "COUNT", COUNT, "STREAMS", STREAM, "0"),
-    command("XACK", STREAM, GROUP, IDS, IDS),
-    command("XPENDING", STREAM, GROUP),
-    command("XAUTOCLAIM", STREAM, GROUP, NAMES, "0", "0", "COUNT", COUNT),
 )  # fmt: skip
 
 #: Replies without an order of their own.
