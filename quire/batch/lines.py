@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, TypeGuard
 
 from quire.errors import InvalidRequest
@@ -28,8 +29,9 @@ from quire.openai.scores import (
 from quire.openai.vectors import encoding_of
 from quire.wire.choices import id_of
 from quire.wire.json_text import read_object
+from quire.wire.message import Message
 from quire.wire.output import Completion
-from quire.wire.protocol import GenerationRequest, Kind, is_session_id
+from quire.wire.protocol import Kind, is_session_id
 
 #: The paths that a line can call -> the kind of its requests.
 LINE_KINDS: Mapping[str, Kind] = {**KINDS, **dict.fromkeys(SCORE_PATHS, "scores")}
@@ -60,7 +62,7 @@ BAD_LINE_PREFIX = "batch_req_line_"
 MAX_LINE_LOGPROBS = 1 << 19
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BatchLine:
     """One request of a batch. `digest` identifies it: a hash of batch name, id, url and body.
 
@@ -86,7 +88,7 @@ class BatchLine:
     def result_id(self) -> str:
         return f"batch_req_{self.digest[:32]}"
 
-    @property
+    @cached_property
     def call(self) -> OpenAIRequest:
         """The call of OpenAI's API. Without a seed in the body, every run derives the same one."""
         return OpenAIRequest(LINE_KINDS[self.url], self.body, self.digest)
@@ -100,11 +102,11 @@ class BatchLine:
         """The id of a choice's request: the same in every run, so a resumed run finds it."""
         return id_of(self._id(attempt), choice, n=self.num_choices)
 
-    def request(self, choice: int = 0, *, attempt: int = 0, **envelope: Any) -> GenerationRequest:
+    def message(self, choice: int = 0, *, attempt: int = 0, **envelope: Any) -> Message:
         """The message to submit for one choice. InvalidRequest for an invalid body."""
         if self.session_id is not None:
             envelope["session_id"] = self.session_id
-        return self.call.request(self._id(attempt), choice, **envelope)
+        return self.call.message(self._id(attempt), choice, **envelope)
 
     def _id(self, attempt: int) -> str:
         suffix = f".{attempt}" if attempt else ""

@@ -166,8 +166,8 @@ class BatchRun:
         while self._waiting and time.monotonic() >= self._submit_after:
             part, self._waiting = self._waiting[:SUBMIT_SIZE], self._waiting[SUBMIT_SIZE:]
             by_id = {open_.following.request_id: open_ for open_ in part}
-            requests = [
-                open_.answer.line.request(
+            messages = [
+                open_.answer.line.message(
                     open_.choice,
                     attempt=open_.attempt,
                     priority=self._options.priority,
@@ -177,9 +177,9 @@ class BatchRun:
                 for open_ in part
             ]
             answers: dict[str, Submitted] = {}
-            for shard, share in Parting(requests, len(self._brokers)).parts():
+            for shard, share in Parting(messages, len(self._brokers)).parts():
                 try:
-                    submit = partial(self._brokers[shard].submit_many, share)
+                    submit = partial(self._brokers[shard].submit_messages, share)
                     submitted = retrying(self._patience, submit)
                 except QueueFull as full:
                     answers |= {name: _accepted(name) for name in full.accepted}

@@ -33,6 +33,9 @@ from quire.wire.output import State
 from quire.wire.protocol import MAX_HEADERS_BYTES, GenerationRequest
 from quire.wire.sampling import ParsedBody
 
+#: What can be submitted. A message is checked and encoded already.
+Item = Message | GenerationRequest | RequestArguments
+
 #: The transitions after which a producer relies on what it has sent.
 _DURABLE = frozenset({"submit", "batches/publish_file", "batches/create_batch"})
 
@@ -119,13 +122,14 @@ def script_settings(
     )
 
 
-def must_ask_clock(items: Iterable[GenerationRequest | RequestArguments]) -> bool:
+def must_ask_clock(items: Iterable[Item]) -> bool:
     """Whether one of them has a time relative to the broker's clock."""
-    return any(not isinstance(item, GenerationRequest) and needs_clock(item) for item in items)
+    ready = (GenerationRequest, Message)
+    return any(not isinstance(item, ready) and needs_clock(item) for item in items)
 
 
 def ready_messages(
-    items: Iterable[GenerationRequest | RequestArguments],
+    items: Iterable[Item],
     *,
     tenant: str,
     now_ms: int | None,
@@ -135,17 +139,21 @@ def ready_messages(
 ) -> Iterator[Message]:
     """The checked messages of a submit, with the ids under which the requests are stored.
 
-    `headers` are added to each request that has no trace of its own. Lazy: each request is checked
-    when the iterator reaches it. InvalidRequest, with the `index` of the
-    wrong item if there are several.
+    A message that stays as it is is not encoded again. `headers` are added to each request that has
+    no trace of its own. Lazy: each request is checked when the iterator reaches it. InvalidRequest,
+    with the `index` of the wrong item if there are several.
     """
     given = list(items)
     for index, item in enumerate(given):
         try:
-            request, body = _ready(item, tenant=tenant, now_ms=now_ms)
-            request = placed(_traced(request, headers), num_shards=num_shards, group=group)
-            # Encode it here, too: later, other shards would have got their part before an error.
-            message = Message.of(request, body)
+            before, body = _ready(item, tenant=tenant, now_ms=now_ms)
+            request = placed(_traced(before, headers), num_shards=num_shards, group=group)
+            if isinstance(item, Message) and request is before:
+                message = item
+            else:
+                # Encode it here, too: later, other shards would have got their part before an
+                # error.
+                message = Message.of(request, body)
         except InvalidRequest as error:
             if len(given) == 1:
                 raise
@@ -153,9 +161,9 @@ def ready_messages(
         yield message
 
 
-def _ready(
-    item: GenerationRequest | RequestArguments, *, tenant: str, now_ms: int | None
-) -> tuple[GenerationRequest, ParsedBody]:
+def _ready(item: Item, *, tenant: str, now_ms: int | None) -> tuple[GenerationRequest, ParsedBody]:
+    if isinstance(item, Message):
+        return item.request, item.body or item.request.parse_body()
     if isinstance(item, GenerationRequest):
         return item, item.parse_body()
     return build_request(item, tenant=tenant, now_ms=now_ms)

@@ -23,7 +23,7 @@ import redis.asyncio
 
 from quire.broker.async_broker import AsyncBroker, connect_async
 from quire.broker.async_shard import taking_turns
-from quire.broker.producing import must_ask_clock, ready_messages
+from quire.broker.producing import Item, must_ask_clock, ready_messages
 from quire.client.async_group_handle import AsyncGroupHandle
 from quire.client.async_handle import AsyncHandle
 from quire.client.client import DEFAULT_URL, check_shards, submitting
@@ -48,7 +48,6 @@ from quire.wire.choices import choices_of
 from quire.wire.ends import End
 from quire.wire.message import Message
 from quire.wire.output import Completion, State, TokenChunk
-from quire.wire.protocol import GenerationRequest
 
 __all__ = ["AsyncClient", "AsyncGroupHandle", "AsyncHandle"]
 
@@ -115,18 +114,14 @@ class AsyncClient:
         return (await self.submit_many([{"prompt": prompt, **options}]))[0]
 
     @overload
-    async def submit_many(
-        self, requests: Iterable[GenerationRequest | RequestArguments]
-    ) -> list[AsyncHandle]: ...
+    async def submit_many(self, requests: Iterable[Item]) -> list[AsyncHandle]: ...
 
     @overload
-    async def submit_many(
-        self, requests: Iterable[GenerationRequest | RequestArguments], *, group: str
-    ) -> AsyncGroupHandle: ...
+    async def submit_many(self, requests: Iterable[Item], *, group: str) -> AsyncGroupHandle: ...
 
     async def submit_many(
         self,
-        requests: Iterable[GenerationRequest | RequestArguments],
+        requests: Iterable[Item],
         *,
         group: str | None = None,
     ) -> list[AsyncHandle] | AsyncGroupHandle:
@@ -138,9 +133,7 @@ class AsyncClient:
             handles = await self._submit(messages, given)
         return handles if name is None else self.attach_group(name)
 
-    async def submit_kept(
-        self, requests: Sequence[GenerationRequest], kept: bytes
-    ) -> list[AsyncHandle]:
+    async def submit_kept(self, requests: Sequence[Item], kept: bytes) -> list[AsyncHandle]:
         """Like `submit_many`; `kept` is stored with the first request, for as long as its results.
 
         Only the call that creates the request stores it. Workers never read it.
@@ -282,7 +275,7 @@ class AsyncClient:
 
     async def _ready(
         self,
-        items: Sequence[GenerationRequest | RequestArguments],
+        items: Sequence[Item],
         *,
         group: str | None = None,
         headers: Mapping[str, str] = NO_HEADERS,
@@ -304,7 +297,7 @@ class AsyncClient:
     async def _submit(
         self,
         messages: Sequence[Message],
-        given: Sequence[GenerationRequest | RequestArguments],
+        given: Sequence[Item],
     ) -> list[AsyncHandle]:
         ids = await run_async(submitting(self.brokers, messages, given), in_loop)
         return [AsyncHandle(self.broker_of(name), name, known=True) for name in ids]

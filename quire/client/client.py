@@ -22,7 +22,7 @@ from typing import Any, Unpack, overload
 import redis
 
 from quire.broker.broker import Broker
-from quire.broker.producing import must_ask_clock, ready_messages
+from quire.broker.producing import Item, must_ask_clock, ready_messages
 from quire.client.conflicts import refuse_others
 from quire.client.ends import EndsReading, SinkReading, reading_of
 from quire.client.group_handle import GroupHandle
@@ -49,7 +49,6 @@ from quire.wire.choices import choices_of
 from quire.wire.ends import End
 from quire.wire.message import Message
 from quire.wire.output import Completion, State, TokenChunk
-from quire.wire.protocol import GenerationRequest
 
 __all__ = ["DEFAULT_URL", "Client", "Handle"]
 
@@ -133,18 +132,14 @@ class Client:
         return self.submit_many([{"prompt": prompt, **options}])[0]
 
     @overload
-    def submit_many(
-        self, requests: Iterable[GenerationRequest | RequestArguments]
-    ) -> list[Handle]: ...
+    def submit_many(self, requests: Iterable[Item]) -> list[Handle]: ...
 
     @overload
-    def submit_many(
-        self, requests: Iterable[GenerationRequest | RequestArguments], *, group: str
-    ) -> GroupHandle: ...
+    def submit_many(self, requests: Iterable[Item], *, group: str) -> GroupHandle: ...
 
     def submit_many(
         self,
-        requests: Iterable[GenerationRequest | RequestArguments],
+        requests: Iterable[Item],
         *,
         group: str | None = None,
     ) -> list[Handle] | GroupHandle:
@@ -323,7 +318,7 @@ class Client:
 
     def _ready(
         self,
-        items: Sequence[GenerationRequest | RequestArguments],
+        items: Sequence[Item],
         *,
         group: str | None = None,
         headers: Mapping[str, str] = NO_HEADERS,
@@ -346,7 +341,7 @@ class Client:
     def _submit(
         self,
         messages: Sequence[Message],
-        given: Sequence[GenerationRequest | RequestArguments],
+        given: Sequence[Item],
     ) -> list[Handle]:
         ids = run(submitting(self.brokers, messages, given), in_thread)
         return [Handle(self.broker_of(name), name, known=True) for name in ids]
@@ -358,7 +353,7 @@ class Client:
 def submitting(
     brokers: Sequence[AnyBroker],
     messages: Sequence[Message],
-    given: Sequence[GenerationRequest | RequestArguments],
+    given: Sequence[Item],
 ) -> Procedure[list[str]]:
     """Submits the messages to their shards; returns the ids in the order of the messages.
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quire.broker.producing import Item
 from quire.errors import RequestConflict
 from quire.transitions.routing import is_found_by_key
 from quire.transitions.values import Submitted
-from quire.wire.arguments import RequestArguments
 from quire.wire.message import DIGEST_RULE, SEED_BYTES, Message
 from quire.wire.protocol import GenerationRequest
 from quire.wire.sampling import SamplingParams
@@ -22,7 +22,7 @@ from quire.wire.sampling import SamplingParams
 
 def refuse_others(
     messages: Sequence[Message],
-    given: Sequence[GenerationRequest | RequestArguments],
+    given: Sequence[Item],
     answers: Sequence[Submitted],
     *,
     num_shards: int,
@@ -50,8 +50,10 @@ def is_another(asked: bytes, earlier: bytes, *, names_seed: bool) -> bool:
     return asked[:end] != earlier[:end]
 
 
-def _names_seed(given: GenerationRequest | RequestArguments) -> bool:
+def _names_seed(given: Item) -> bool:
     """Whether the caller set a seed. A drawn seed differs each time, so it is not compared."""
+    if isinstance(given, Message):
+        given = given.request
     if isinstance(given, GenerationRequest):
         return given.body.get("seed") is not None
     sampling: SamplingParams | Mapping[str, Any] | None = given.get("sampling")

@@ -39,8 +39,8 @@ class Heading:
 
     id: str
     kind: Kind
-    created: int
-    model: str
+    created: int = 0
+    model: str = ""
     tools: tuple[str, ...] = ()
     reasoning: ReasoningUse = NO_REASONING
     has_token_ids: bool = False

@@ -5,8 +5,10 @@ Pure functions from JSON to messages. sampling.py defines which fields a body ma
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from quire.errors import InvalidRequest
@@ -18,13 +20,15 @@ from quire.openai.tools.reasoning import (
     ReasoningUse,
     reasoning_use_of,
 )
-from quire.wire.choices import MAX_CHOICES, check_number, choice_of, id_of
+from quire.wire.choices import MAX_CHOICES, check_number, id_of, seed_of
 from quire.wire.json_text import read_object
 from quire.wire.logprobs import MAX_PROMPT_LOGPROBS
+from quire.wire.message import Message
 from quire.wire.pooling import MAX_INPUTS, is_pooled
 from quire.wire.protocol import MAX_REQUEST_ID_LENGTH, GenerationRequest, Kind
-from quire.wire.sampling import validated
-from quire.wire.tools import tool_use_of
+from quire.wire.sampling import ParsedBody, validated
+from quire.wire.sampling import parse_body as check_body
+from quire.wire.tools import ToolUse
 
 #: The supported paths of OpenAI's API -> the kind of request.
 KINDS: dict[str, Kind] = {
@@ -42,9 +46,11 @@ LONGEST_ENVELOPE: Mapping[str, Any] = {"tenant": "x" * 64, "deadline_ms": (1 << 
 MAX_ADDED_TOKENS = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OpenAIRequest:
     """One call of OpenAI's API. It becomes one request of ours for each choice.
+
+    The body of a prompt is checked once, however many choices the prompt has.
 
     Completions may have a list of prompts; each prompt gets `n` choices. Embeddings may have a list
     of inputs, which count as prompts with one choice each. Scores may have a list of choices, which
@@ -75,14 +81,12 @@ class OpenAIRequest:
     @property
     def tool_names(self) -> tuple[str, ...]:
         """The names of the functions that the output may call. InvalidRequest."""
-        use = tool_use_of(self.body) if self.kind == "chat.completions" else None
-        return use.names if use is not None else ()
+        return self._tools.names if self._tools is not None else ()
 
     @property
     def argument_types(self) -> dict[str, dict[str, str]]:
         """The types of the arguments of these functions. InvalidRequest."""
-        use = tool_use_of(self.body) if self.kind == "chat.completions" else None
-        return argument_types(use.tools) if use is not None else {}
+        return argument_types(self._tools.tools) if self._tools is not None else {}
 
     def reasoning(self, setting: ReasoningSetting = "auto") -> ReasoningUse:
         """The reasoning that the output may have; `setting` says which formats count."""
@@ -151,17 +155,53 @@ class OpenAIRequest:
         each = 1 if is_pooled(self.kind) else self._choices_per_prompt
         longest = LONGEST_ID[len(id_of("", num_choices - 1, n=num_choices)) :]
         for choice in range(each - 1, num_choices, each):
-            self.request(longest, choice, **LONGEST_ENVELOPE)
+            self.message(longest, choice, **LONGEST_ENVELOPE)
 
-    def request(self, request_id: str, choice: int = 0, **envelope: Any) -> GenerationRequest:
+    def checked_body(self, choice: int = 0) -> ParsedBody:
+        """The body of the request for a choice. InvalidRequest."""
+        return self._of_choice(choice)[1]
+
+    def message(self, request_id: str, choice: int = 0, **envelope: Any) -> Message:
         """The message to submit for one choice; see choices.py for its id.
 
         Choices are numbered across prompts: all of the first prompt, then all of the second. With a
         seed in the body, each prompt gets the same seeds as in a call of its own; without one, no
-        two choices share a seed. InvalidRequest for an invalid body.
+        two choices share a seed. InvalidRequest if it is invalid, or too long to be sent.
         """
-        num_choices = self.num_choices
+        body, parsed = self._of_choice(choice)
+        fields = {"id": id_of(request_id, choice, n=self.num_choices), "kind": self.kind}
+        request = validated(GenerationRequest, fields | {"body": body} | envelope)
+        with self._naming(choice):
+            return Message.of(request, parsed)
+
+    def _of_choice(self, choice: int) -> tuple[dict[str, Any], ParsedBody]:
+        """The body of the request for a choice, as it is sent and as it was checked."""
         prompt, choice_of_prompt = divmod(choice, self._choices_per_prompt)
+        with self._naming(choice):
+            body, parsed = self._checked((prompt, choice_of_prompt if self._has_choices else 0))
+            if is_pooled(self.kind):
+                return body, parsed
+            told = body.keys() & {"prompt_logprobs", "return_token_ids"}
+            if self.kind == "chat.completions" and choice and told:
+                # The answer has those of the first choice: all have one prompt.
+                body = {name: value for name, value in body.items() if name not in told}
+                parsed = check_body(self.kind, body)
+        if self.num_choices == 1:
+            return body, parsed
+        has_seed = self.body.get("seed") is not None
+        seed = seed_of(body["seed"], choice_of_prompt if has_seed else choice)
+        sampling = parsed.sampling.model_copy(update={"seed": seed})
+        return body | {"seed": seed}, replace(parsed, sampling=sampling)
+
+    def _checked(self, key: tuple[int, int]) -> tuple[dict[str, Any], ParsedBody]:
+        """The body for a prompt, and for one of its choices if it has them. InvalidRequest."""
+        if key not in self._last:
+            body = self._body(*key)
+            self._last.clear()
+            self._last[key] = body, check_body(self.kind, body)
+        return self._last[key]
+
+    def _body(self, prompt: int, choice_of_prompt: int) -> dict[str, Any]:
         # A request for a vector knows no `n` and no seed, and refuses them.
         hides = () if is_pooled(self.kind) else ("n",)
         body = {name: value for name, value in self.body.items() if name not in hides}
@@ -173,30 +213,27 @@ class OpenAIRequest:
         if self._has_choices:
             body["choice"] = body["choice"][choice_of_prompt]
         body = without_echo(self.kind, body)
-        seeded_as = choice_of_prompt
         if body.get("seed") is None and not is_pooled(self.kind):
             body["seed"] = int(self.digest[32:47], 16)
-            seeded_as = choice
-        fields = {"id": request_id, "kind": self.kind, "body": body}
-        request = validated(GenerationRequest, fields | envelope)
+        return body
+
+    @contextlib.contextmanager
+    def _naming(self, choice: int) -> Iterator[None]:
+        """Gives errors the caller's names of the fields of the request for this choice."""
         try:
-            request.parse_body()
-            told = body.keys() & {"prompt_logprobs", "return_token_ids"}
-            if self.kind == "chat.completions" and choice and told:
-                # The answer has those of the first choice: all have one prompt.
-                body = {name: value for name, value in body.items() if name not in told}
-                request = request.model_copy(update={"body": body})
-            if is_pooled(self.kind):
-                own_id = id_of(request_id, choice, n=num_choices)
-                request = validated(GenerationRequest, dict(request) | {"id": own_id})
-            else:
-                request = choice_of(request, choice, n=num_choices, seeded_as=seeded_as)
-            # Checks the size limit here, too: a message above it would fail its whole submit.
-            request.encode()
+            yield
         except InvalidRequest as error:
-            field = self._named(error.field, prompt, choice_of_prompt)
+            field = self._named(error.field, *divmod(choice, self._choices_per_prompt))
             raise InvalidRequest(field, error.message) from None
-        return request
+
+    @cached_property
+    def _last(self) -> dict[tuple[int, int], tuple[dict[str, Any], ParsedBody]]:
+        """The body that was checked last. More would take the memory of all prompts twice."""
+        return {}
+
+    @property
+    def _tools(self) -> ToolUse | None:
+        return self.checked_body().tools if self.kind == "chat.completions" else None
 
     def _named(self, field: str, prompt: int, choice_of_prompt: int) -> str:
         """The caller's name of a field of the request for this choice of a prompt."""

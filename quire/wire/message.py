@@ -41,13 +41,14 @@ _DEFAULTS = {
 class Message:
     """A request, its wire form `data`, and its digest; see `digest_of`.
 
-    `kept` is stored in the record, beside the wire form, for as long as the results. Workers never
-    read it.
+    `body` is its checked body; None if the body was not checked. `kept` is stored in the record,
+    beside the wire form, for as long as the results. Workers never read it.
     """
 
     request: GenerationRequest
     data: bytes
     digest: bytes
+    body: ParsedBody | None = None
     kept: bytes = b""
 
     @classmethod
@@ -56,7 +57,7 @@ class Message:
 
         `body` is the parsed body of the request, if the caller has it already.
         """
-        return cls(request, request.encode(), digest_of(request, body))
+        return cls(request, request.encode(), digest_of(request, body), body)
 
     @property
     def id(self) -> str:

@@ -48,10 +48,9 @@ class Answer:
     ) -> None:
         self.record = record
         self.cursors = list(cursors or [Cursor()] * record.num_choices)
-        heading = record.heading
         self.messages = [
-            heading.message_stream(choice)
-            for choice in range(record.num_choices if heading.has_parts else 0)
+            record.message_stream(choice)
+            for choice in range(record.num_choices if record.has_parts else 0)
         ]
         #: The texts of the prompts that are kept with the call, once `updates` has begun.
         self.prompts: Sequence[str] = ()
@@ -113,12 +112,12 @@ class Answer:
         return found
 
     async def _kept_prompts(self) -> list[str]:
-        kept = await self._client.kept(self.record.request_id)
+        kept = await self._client.kept(self.record.id)
         if kept is None:
-            raise ResultExpired(self.record.request_id)
+            raise ResultExpired(self.record.id)
         prompts = kept_prompts(kept)
         if len(prompts) != self.record.num_prompts:
-            raise ProtocolError(f"{self.record.request_id}: kept are other prompts than the call's")
+            raise ProtocolError(f"{self.record.id}: kept are other prompts than the call's")
         return prompts
 
     async def _read_vectors(self) -> list[Completion]:

@@ -11,28 +11,27 @@ import json
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.errors import InvalidRequest, ProtocolError
 from quire.openai.answers import Heading
 from quire.openai.likelihoods import LikelihoodForm, likelihood_form_from
-from quire.openai.prompts import NO_PROMPT, PromptUse, prompt_fields, prompt_use_from
+from quire.openai.prompts import prompt_fields, prompt_use_from
 from quire.openai.requests import OpenAIRequest, most_choices
 from quire.openai.scores import ScoreForm, field_of, form_of
 from quire.openai.tools.argument_types import ArgumentTypes, argument_types_from
 from quire.openai.tools.reasoning import (
-    NO_REASONING,
     ReasoningSetting,
-    ReasoningUse,
     reasoning_fields,
     reasoning_use_from,
 )
-from quire.openai.vectors import VectorEncoding, encoding_of
+from quire.openai.vectors import encoding_of
 from quire.wire.choices import CHOICE_SEPARATOR
 from quire.wire.codec import pack, unpack_map
+from quire.wire.message import Message
 from quire.wire.pooling import is_pooled
-from quire.wire.protocol import GenerationRequest, Kind
+from quire.wire.protocol import Kind
 
 #: The key in the request's metadata.
 METADATA_KEY = "openai"
@@ -57,62 +56,23 @@ _RESPONSE_FIELDS = ("stream", "stream_options")
 
 
 @dataclass(frozen=True, slots=True)
-class CallRecord:
-    """One call: its id, and the form of its answer.
+class CallRecord(Heading):
+    """One call: the heading of its answer, and what tells its requests apart.
 
     `digest` tells whether two calls with the same idempotency key are equal; see `call_of`.
-    `num_choices` counts the choices of all prompts together; every prompt has equally many.
-    `created` is in seconds since 1970. `tools` are the names of the functions that the answer may
-    call, and `reasoning` the reasoning that it may have. `has_token_ids`: the answer has those
-    of its tokens.
+    `num_choices` counts the choices of all prompts together; every prompt has equally many. If it
+    `lacks_types`, the types of the arguments are kept with the request.
     """
 
-    request_id: str
-    kind: Kind
     num_choices: int = 1
     num_prompts: int = 1
-    model: str = ""
-    created: int = 0
     digest: str = ""
-    tools: tuple[str, ...] = ()
-    reasoning: ReasoningUse = NO_REASONING
-    has_token_ids: bool = False
-    #: How the answer writes vectors, if it has them.
-    encoding: VectorEncoding = "float"
-    #: The types of the arguments of `tools`. If it `lacks_types`, they are kept with the request.
-    types: ArgumentTypes = field(default_factory=dict)
     lacks_types: bool = False
-    #: What is asked for if the call is for scores, and how many of them; 0 for all.
-    form: ScoreForm = ""
-    top_n: int = 0
-    #: How the answer tells the likelihoods of choices, if it does.
-    likelihoods: LikelihoodForm | None = None
-    #: What the answer has of its prompts.
-    prompt: PromptUse = NO_PROMPT
-
-    @property
-    def heading(self) -> Heading:
-        """The fields that are the same in all parts of the answer."""
-        return Heading(
-            self.request_id,
-            self.kind,
-            self.created,
-            self.model,
-            self.tools,
-            self.reasoning,
-            self.has_token_ids,
-            self.encoding,
-            self.types,
-            self.form,
-            self.top_n,
-            self.likelihoods,
-            self.prompt,
-        )
 
     @property
     def member_ids(self) -> list[str]:
         """The ids of the requests, one for each choice."""
-        first = self.request_id
+        first = self.id
         return [first, *(f"{first}{CHOICE_SEPARATOR}{n}" for n in range(1, self.num_choices))]
 
     def metadata(self) -> dict[str, Any]:
@@ -185,11 +145,11 @@ class CallRecord:
                 return cls(
                     request_id,
                     kind,
-                    num_choices,
-                    num_prompts,
-                    model,
                     stamp,
-                    digest,
+                    model,
+                    num_choices=num_choices,
+                    num_prompts=num_prompts,
+                    digest=digest,
                     tools=names,
                     reasoning=reasoning_use_from(metadata[METADATA_KEY]),
                     has_token_ids=metadata[METADATA_KEY].get("token_ids") is True,
@@ -222,42 +182,39 @@ class Call:
     is_response: bool = False
     counts_only: bool = False
 
-    async def members(self, **envelope: Any) -> list[GenerationRequest]:
-        """The requests of all choices. InvalidRequest for an invalid body.
+    async def messages(self, **envelope: Any) -> list[Message]:
+        """The messages of all choices, which are sent as they are. InvalidRequest.
 
-        A long request takes some ten milliseconds to build, so this yields to the event loop
-        between two of them.
+        A long request takes some milliseconds to build, so this yields to the event loop between
+        two of them.
         """
-        ids = self.record.member_ids
-        members: list[GenerationRequest] = []
+        messages: list[Message] = []
         num_bytes = 0
-        changes: dict[str, Any] = {"counts_only": True} if self.counts_only else {}
-        for choice, member_id in enumerate(ids):
-            if choice:
-                await asyncio.sleep(0)
-            metadata = {} if choice else {"metadata": self.record.metadata()}
-            try:
-                one = self.request.request(ids[0], choice, **metadata, **envelope)
-            except InvalidRequest as error:
-                named = field_of(self.record.form, error.field)
-                raise InvalidRequest(named, error.message) from None
-            if not choice and (self.is_response or not self.is_streamed):
-                changes |= {"answer_limit": self._check_logprobs(one)}
-            if changes:
-                one = one.model_copy(update=changes)
-            if num_alike := self.request.num_alike(choice):
-                # Checked before the other choices of this prompt are built.
-                num_bytes += num_alike * len(one.encode())
-                self._check_bytes(num_bytes)
-            members.append(one.model_copy(update={"id": member_id}))
-        return members
+        if self.counts_only:
+            envelope |= {"counts_only": True}
+        try:
+            if self.is_response or not self.is_streamed:
+                envelope |= {"answer_limit": self._answer_limit()}
+            for choice, own_id in enumerate(self.record.member_ids):
+                if choice:
+                    await asyncio.sleep(0)
+                first = {} if choice else {"metadata": self.record.metadata()}
+                message = self.request.message("", choice, id=own_id, **first, **envelope)
+                if num_alike := self.request.num_alike(choice):
+                    # Checked before the other choices of this prompt are built.
+                    num_bytes += num_alike * len(message.data)
+                    self._check_bytes(num_bytes)
+                messages.append(message)
+        except InvalidRequest as error:
+            raise InvalidRequest(field_of(self.record.form, error.field), error.message) from None
+        return messages
 
-    def _check_logprobs(self, first: GenerationRequest) -> int | None:
-        """InvalidRequest if the answer may have more log-probabilities than a whole one holds.
+    def _answer_limit(self) -> int | None:
+        """How long each output may be at most if the call does not say it; None for no limit.
 
-        Returns how long each output may be at most if the call does not say it; None for no limit.
+        InvalidRequest if the answer may have more log-probabilities than a whole one holds.
         """
-        sampling, of_token, of_prompts = first.parse_body().sampling, 0, 0
+        sampling, of_token, of_prompts = self.request.checked_body().sampling, 0, 0
         if sampling.logprobs is not None:
             of_token = self.record.num_choices * (1 + sampling.logprobs)
         if sampling.prompt_logprobs is not None:
@@ -283,7 +240,6 @@ class Call:
             message = f"the requests of this call take more than {MAX_CALL_BYTES} bytes together"
             field = "body.n" if self.record.num_prompts == 1 else "body.prompt"
             field = "body.input" if is_pooled(self.record.kind) else field
-            field = field_of(self.record.form, field)
             raise InvalidRequest(field, message)
 
 
@@ -320,7 +276,7 @@ def call_of(
         name = _sha256([tenant, key])
     request = OpenAIRequest(kind, body, digest)
     record = CallRecord(
-        request_id=f"{ID_PREFIX}{name[:32]}",
+        id=f"{ID_PREFIX}{name[:32]}",
         kind=kind,
         num_choices=request.num_choices,
         num_prompts=request.num_prompts,

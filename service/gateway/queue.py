@@ -9,12 +9,9 @@ import structlog
 
 from quire.client.async_client import AsyncClient
 from quire.errors import UNAVAILABLE, QueueFull, QuireError, ResultExpired, UnknownRequest
+from quire.wire.message import Message
 from quire.wire.output import Activity, Completion, State
-from quire.wire.protocol import (
-    MAX_REQUEST_ID_LENGTH,
-    REQUEST_ID_PATTERN,
-    GenerationRequest,
-)
+from quire.wire.protocol import MAX_REQUEST_ID_LENGTH, REQUEST_ID_PATTERN
 from service.gateway.abandoned import AbandonedRequests
 from service.gateway.callers import Caller
 from service.gateway.idempotency import Call, CallRecord
@@ -61,7 +58,7 @@ class Queue:
             deadline_ms = now_ms + max(1, int(1000 * options.deadline_seconds))
         seconds = options.target_latency_seconds
         target_ms = None if seconds is None else max(1, int(1000 * seconds))
-        members = await call.members(
+        messages = await call.messages(
             tenant=caller.tenant or DEFAULT_TENANT,
             priority=priority,
             deadline_ms=deadline_ms,
@@ -73,7 +70,7 @@ class Queue:
             # If submitting fails, the caller does not know the ids of the requests that were
             # accepted, so they are cancelled.
             try:
-                await self._send(call, members)
+                await self._send(call, messages)
             except QueueFull as full:
                 await self._end_all(full.accepted)
                 raise
@@ -82,22 +79,22 @@ class Queue:
                 raise
             return call.record
         # Submit the first one alone: if its id belongs to another call, the others must not follow.
-        await self._send(call, members[:1])
+        await self._send(call, messages[:1])
         try:
-            record = await self.find(call.record.request_id, caller)
+            record = await self.find(call.record.id, caller)
         except UnknownRequest as unknown:
             # It existed a moment ago, so it has expired or Redis has lost it.
             raise ResultExpired(unknown.request_id) from unknown
         if record.digest != call.record.digest:
             raise Refused(key_reused())
-        await self.client.submit_many(members[1:])
+        await self.client.submit_many(messages[1:])
         return replace(record, types=call.record.types, lacks_types=False)
 
-    async def _send(self, call: Call, members: Sequence[GenerationRequest]) -> None:
+    async def _send(self, call: Call, messages: Sequence[Message]) -> None:
         if call.kept:
-            await self.client.submit_kept(members, call.kept)
+            await self.client.submit_kept(messages, call.kept)
         else:
-            await self.client.submit_many(members)
+            await self.client.submit_many(messages)
 
     async def find(self, request_id: str, caller: Caller) -> CallRecord:
         """The call with this id. UnknownRequest if there is none, or if it is another tenant's."""

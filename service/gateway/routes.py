@@ -171,7 +171,7 @@ class Gateway:
         queue = target.queue
         if options.key is not None:
             # The model may have been served by another queue when the key was first used.
-            queue = await self._queues.holding(call.record.request_id, default=queue)
+            queue = await self._queues.holding(call.record.id, default=queue)
         record = await queue.submit(call, caller, options)
         # A caller with an idempotency key finds its request by repeating the call. A caller
         # without one does not know the id of its request yet.
@@ -205,7 +205,7 @@ class Gateway:
     async def _cancel(self, request: Request) -> Response:
         queue, record = await self._find(request)
         state = await queue.end(record)
-        body = {"id": record.request_id, "object": "request", "status": str(state)}
+        body = {"id": record.id, "object": "request", "status": str(state)}
         if state is State.RUNNING and (activity := await queue.activity(record)):
             body["activity"] = str(activity)
         return JSONResponse(body)
@@ -278,14 +278,14 @@ class Gateway:
             await self._end_others(queue, record, error)
             raise self._refuse_before_start(queue, record, answer_path, error) from error
         parts = written_response(
-            record.heading,
+            record,
             completions,
             num_prompts=record.num_prompts,
             prompts=answer.prompts,
         )
         return CompleteAnswer(
             await encode_parts(parts),
-            headers={REQUEST_ID: record.request_id},
+            headers={REQUEST_ID: record.id},
             patience_seconds=self._settings.patience_seconds,
         )
 
@@ -316,7 +316,7 @@ class Gateway:
             include_usage=options.include_usage,
             shows_usage_always=options.shows_usage_always,
             patience_seconds=self._settings.patience_seconds,
-            headers={REQUEST_ID: record.request_id},
+            headers={REQUEST_ID: record.id},
             has_worker=queue.models.have_worker,
             on_first_token=on_first_token,
             on_error=partial(self._on_stream_error, queue, record),
@@ -328,7 +328,7 @@ class Gateway:
         outcome = "left"
         if answer_path is not None:
             outcome = "cancelled" if await queue.abandon(record) else "late"
-            _log.info("caller hung up", request_id=record.request_id, outcome=outcome)
+            _log.info("caller hung up", request_id=record.id, outcome=outcome)
         self.metrics.hang_ups[outcome,].inc()
 
     def _refuse_before_start(
@@ -349,7 +349,7 @@ class Gateway:
                 queue.abandon_later(record)
             elif self._lifecycle.closing.is_set() and isinstance(error, Refused):
                 error = moved(error.refusal, answer_path)
-        return with_headers(error, {REQUEST_ID: record.request_id})
+        return with_headers(error, {REQUEST_ID: record.id})
 
     async def _on_stream_error(
         self, queue: Queue, record: CallRecord, error: QuireError | Refused
@@ -381,4 +381,4 @@ class Gateway:
 def _path_from(request: Request, record: CallRecord) -> str:
     """The path of the complete answer, relative to that of the call: a proxy may add a prefix."""
     depth = request.url.path.removeprefix("/v1/").count("/")
-    return f"{'../' * depth}requests/{record.request_id}"
+    return f"{'../' * depth}requests/{record.id}"

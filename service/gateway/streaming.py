@@ -208,7 +208,7 @@ class EventStream(Response):
             yield body
 
     def _openings(self) -> Iterator[bytes]:
-        heading = self._answer.record.heading
+        heading = self._answer.record
         if heading.is_chat and not self._is_resumed:
             for choice in range(len(self._answer.cursors)):
                 yield self._event(opening(heading, choice))
@@ -237,13 +237,13 @@ class EventStream(Response):
                 yield self._event(piece)
 
     def _piece(self, choice: int, chunk: TokenChunk) -> dict[str, Any] | None:
-        heading, messages = self._answer.record.heading, self._answer.messages
+        heading, messages = self._answer.record, self._answer.messages
         if messages:
             return piece_in_parts(heading, choice, chunk, messages[choice])
         return piece(heading, choice, chunk, kept=self._answer.kept_of(choice))
 
     def _ending(self, choice: int, completion: Completion) -> dict[str, Any]:
-        heading, messages = self._answer.record.heading, self._answer.messages
+        heading, messages = self._answer.record, self._answer.messages
         if messages:
             return ending_in_parts(heading, choice, completion, messages[choice])
         # An output without a token had no piece that the text of the prompt could begin.
@@ -256,7 +256,7 @@ class EventStream(Response):
         if self._include_usage:
             completions = [ends[choice] for choice in sorted(ends)]
             usage = usage_piece(
-                record.heading,
+                record,
                 completions,
                 num_prompts=record.num_prompts,
                 reasoning=[one.num_reasoning_tokens for one in self._answer.messages],

@@ -102,7 +102,7 @@ def batch_line(data: bytes) -> None:
     line = parse_line(data.decode(errors="replace"), number=1, batch="b")
     assert isinstance(line, BatchLine | BadLine)
     if isinstance(line, BatchLine):
-        line.request().encode()
+        line.message()
 
 
 TARGETS: dict[str, Target] = {

@@ -23,7 +23,7 @@ class ResponseLog(Answer):
             yield item
 
     async def _reads(self) -> AsyncGenerator[Update, None]:
-        handle = self._client.attach(self.record.request_id)
+        handle = self._client.attach(self.record.id)
         try:
             # The stream itself says why it waits.
             async for updates in handle.follow_reads(explains=False):

@@ -204,7 +204,7 @@ class Responses:
     async def _answer(self, record: CallRecord, body: dict[str, Any]) -> Response:
         return CompleteAnswer(
             await encode_parts(written_response(body, encode=compact)),
-            headers={REQUEST_ID: record.request_id},
+            headers={REQUEST_ID: record.id},
             patience_seconds=self._parts.settings.patience_seconds,
         )
 
@@ -268,7 +268,7 @@ class Responses:
         outcome = "left"
         if ending.is_abandoned:
             outcome = "cancelled" if await ending.queue.abandon(ending.record) else "late"
-            _log.info("caller hung up", request_id=ending.record.request_id, outcome=outcome)
+            _log.info("caller hung up", request_id=ending.record.id, outcome=outcome)
         self._parts.metrics.hang_ups[outcome,].inc()
 
     def _refused(self, ending: _Ending, error: QuireError | Refused) -> Refused:
@@ -280,7 +280,7 @@ class Responses:
                 error = moved(error.refusal, ending.path)
             elif is_closing or isinstance(error, (*UNAVAILABLE, ResultExpired)):
                 ending.queue.abandon_later(ending.record)
-        return with_headers(error, {REQUEST_ID: ending.record.request_id})
+        return with_headers(error, {REQUEST_ID: ending.record.id})
 
     async def _on_stream_error(self, error: QuireError | Refused) -> None:
         log_reason(error)

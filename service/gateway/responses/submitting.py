@@ -92,7 +92,7 @@ class Submitting:
             raise in_response(error) from None
         if options.key is not None and fields.is_stored:
             # Another call with this key may have been first.
-            data = await queue.client.kept(record.request_id)
+            data = await queue.client.kept(record.id)
             kept = kept if data is None else Kept.decode(data)
         return Submitted(queue, record, kept, fields.is_stored)
 
@@ -154,7 +154,7 @@ def _call(
     """The call for the queue, and what is kept of it. InvalidRequest."""
     request = OpenAIRequest("chat.completions", call.chat, digest)
     record = CallRecord(
-        request_id=f"{ID_PREFIX}{name}",
+        id=f"{ID_PREFIX}{name}",
         kind="chat.completions",
         model=model,
         created=int(time.time()),
@@ -163,7 +163,7 @@ def _call(
         types=request.argument_types,
         reasoning=request.reasoning(reasoning),
     )
-    kept = call.kept(record.heading)
+    kept = call.kept(record)
     data = b""
     if call.fields.is_stored:
         data = kept.encode()

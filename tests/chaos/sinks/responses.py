@@ -42,7 +42,7 @@ class ResponseCaller(GatewayCaller):
         body = {"model": MODEL, "background": True, **self._body}
         name, digest = _identity(body, tenant=DEFAULT_TENANT, key=self._name)
         chat = call_of(body, name=name, context=()).chat
-        parsed = OpenAIRequest("chat.completions", chat, digest).request("r").parse_body()
+        parsed = OpenAIRequest("chat.completions", chat, digest).checked_body()
         assert parsed.messages is not None and parsed.sampling.seed is not None
         text = render_chat(parsed.messages)
         prompt = byte_tokenizer().encode(text, add_special_tokens=False).ids

@@ -264,15 +264,15 @@ def test_what_redis_loses_again_and_again_fails_its_line(folder, monkeypatch):
     folder.write(ask("a"))
     lost = []
     with FakeQuire() as fake:
-        submit_many = fake.broker.submit_many
+        submit_messages = fake.broker.submit_messages
 
         def submit_and_lose(requests):
-            answers = submit_many(requests)
+            answers = submit_messages(requests)
             lost.extend(request.id for request in requests)
             fake.connection.delete(*fake.broker.keys.of_request(lost[-1]))
             return answers
 
-        monkeypatch.setattr(fake.broker, "submit_many", submit_and_lose)
+        monkeypatch.setattr(fake.broker, "submit_messages", submit_and_lose)
         folder.run(fake.broker)
     assert folder.codes == {"a": "lost"}
     assert lost == [lost[0]] * (1 + MAX_LOSSES)

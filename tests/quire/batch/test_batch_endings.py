@@ -116,7 +116,7 @@ def test_a_batch_is_broken_off_though_redis_has_no_memory_for_its_cancellations(
 
 def test_a_batch_waits_as_long_as_a_refusal_says(folder, monkeypatch):
     calls = []
-    submit = Broker.submit_many
+    submit = Broker.submit_messages
 
     def refuse_once(self, requests, **options):
         calls.append(time.monotonic())
@@ -124,7 +124,7 @@ def test_a_batch_waits_as_long_as_a_refusal_says(folder, monkeypatch):
             raise QueueFull("used up", limit="rate", retry_after_seconds=0.9)
         return submit(self, requests, **options)
 
-    monkeypatch.setattr(Broker, "submit_many", refuse_once)
+    monkeypatch.setattr(Broker, "submit_messages", refuse_once)
     folder.write(ask("a"), ask("b"))
     with FakeQuire(answer=lambda _: "begun") as fake:
         folder.run(fake.client())

@@ -27,14 +27,16 @@ ITEMS = [
 
 
 def of_chat(messages: list[Any]) -> GenerationRequest:
-    return OpenAIRequest("chat.completions", {"messages": messages}, "0" * 64).request("a", 0)
+    return (
+        OpenAIRequest("chat.completions", {"messages": messages}, "0" * 64).message("a", 0).request
+    )
 
 
 def of_line(messages: list[Any]) -> GenerationRequest:
     line = {"custom_id": "a", "url": "/v1/chat/completions", "body": {"messages": messages}}
     parsed = parse_line(json.dumps(line), number=1, batch="b")
     assert isinstance(parsed, BatchLine), parsed
-    return parsed.request()
+    return parsed.message().request
 
 
 def of_client(messages: list[Any]) -> GenerationRequest:

@@ -91,7 +91,7 @@ def test_the_text_of_tokens_is_a_stand_in_for_that_of_the_prompt():
 def test_only_the_first_choice_of_a_chat_asks_for_its_prompt_and_all_are_checked():
     body = {"messages": [{"role": "user", "content": "a"}], "n": 3, "prompt_logprobs": 2}
     chat = OpenAIRequest("chat.completions", body, "0" * 64)
-    asked = [chat.request("r", choice).body.get("prompt_logprobs") for choice in range(3)]
+    asked = [chat.message("r", choice).request.body.get("prompt_logprobs") for choice in range(3)]
     assert asked == [2, None, None]
     wrong = OpenAIRequest("chat.completions", body | {"prompt_logprobs": 99}, "0" * 64)
     with pytest.raises(InvalidRequest) as refused:
@@ -99,4 +99,4 @@ def test_only_the_first_choice_of_a_chat_asks_for_its_prompt_and_all_are_checked
     assert refused.value.field == "body.prompt_logprobs"
     body = {"prompt": "a", "n": 2, "prompt_logprobs": 2}
     completion = OpenAIRequest("completions", body, "0" * 64)
-    assert completion.request("r", 1).body["prompt_logprobs"] == 2
+    assert completion.message("r", 1).request.body["prompt_logprobs"] == 2

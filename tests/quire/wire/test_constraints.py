@@ -193,7 +193,7 @@ def test_a_line_of_a_batch_says_it_in_openais_words():
 
     found = parse_line(line(**format_of(name="answer", schema=SCHEMA)), number=1, batch="b")
     assert isinstance(found, BatchLine)
-    constraint = found.request().parse_body().constraint
+    constraint = found.call.checked_body().constraint
     assert constraint == Constraint("json_schema", SCHEMA, "body.response_format")
     bad = parse_line(line(response_format={"type": "xml"}), number=7, batch="b")
     assert isinstance(bad, BadLine)

@@ -243,7 +243,7 @@ def test_a_call_of_which_one_choice_is_too_long_sends_none(gateway, fake):
             assert "the limit is" in reply.error["message"]
             call = call_of("completions", body, tenant="default", key=key, model="fake")
             with pytest.raises(UnknownRequest):
-                fake.broker.status(call.record.request_id)
+                fake.broker.status(call.record.id)
     assert found == {200, 400}
 
 
@@ -252,7 +252,7 @@ def test_while_the_choices_of_a_call_are_made_ready_others_get_on():
     call = call_of("completions", body, tenant="default", key=None, model="fake")
 
     async def turns_of_others() -> int:
-        making = asyncio.create_task(call.members(priority=Priority.NORMAL))
+        making = asyncio.create_task(call.messages(priority=Priority.NORMAL))
         turns = 0
         while not making.done():
             await asyncio.sleep(0)

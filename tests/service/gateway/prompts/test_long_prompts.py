@@ -50,7 +50,7 @@ def test_of_many_choices_only_one_prompt_is_decoded_ahead_of_the_caller(fake, mo
         async with fake.async_client() as client:
             body = {"prompt": "hello", "n": 8, "prompt_logprobs": 1}
             call = idempotency.call_of("completions", body, tenant="t", key=None, model="fake")
-            handles = await client.submit_many(await call.members())
+            handles = await client.submit_many(await call.messages())
             for handle in handles:
                 await handle.result()
             decoded_before = decoded
