@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, TypeVar
 
 import redis
@@ -22,7 +21,7 @@ from quire.transitions.values import QueuePolicy
 from quire.transitions.workers import WorkerInfo
 from quire.transport.cluster.parts import at_each_node, servers_of
 from quire.transport.connection import Retrying
-from quire.transport.procedure import Command, Procedure, RoundTrip, command, run, send
+from quire.transport.procedure import Command, Procedure, RoundTrip, command
 from quire.wire.protocol import Activity, Priority
 
 _State = TypeVar("_State")
@@ -103,11 +102,7 @@ def read_shards(
 
     Does not retry. BrokerUnavailable, and the errors of the procedure.
     """
-
-    def at_node(node: redis.Redis, part: Sequence[Keys]) -> Sequence[_State]:
-        return run(read(part), partial(send, node))
-
-    return Retrying(0.0)(lambda: at_each_node(at_node, connection, shards))
+    return Retrying(0.0)(lambda: at_each_node(read, connection, shards))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,17 +6,14 @@ after each start. `quire usage` counts those that are kept.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
 
 import redis
 
+from quire.broker.inspection import read_shards
 from quire.broker.telling import told
 from quire.keys import Keys
 from quire.records import Usage
-from quire.transport.cluster.connection import for_key
-from quire.transport.connection import Retrying
-from quire.transport.procedure import run, send
+from quire.transport.procedure import Procedure, RoundTrip, command
 from service.observe.tenants import MAX_TENANTS, OTHER
 
 #: The most reads of the ends of one shard in a scrape, of 256 ends each. More are read by the next.
@@ -55,23 +52,22 @@ class UsageCounter:
 
     def read(self) -> Mapping[str, Used]:
         """Counts the new ends; returns all counts by tenant. BrokerUnavailable."""
-        for keys in self.shards:
-            self._read(keys)
+        read_shards(self._count, self.connection, self.shards)
         return self.tenants
 
-    def _read(self, keys: Keys) -> None:
-        retrying, connection = Retrying(0.0), for_key(self.connection, keys.prefix)
-        if keys not in self._positions:
-            newest: Any = retrying(lambda: connection.xrevrange(keys.ends, count=1))
-            self._positions[keys] = newest[0][0].decode() if newest else "0-0"
-        for _ in range(MAX_READS):
-            procedure = partial(told, keys, after=self._positions[keys], block_seconds=None)
-            ends = retrying(lambda: run(procedure(), partial(send, connection)))  # noqa: B023
-            if not ends:
-                return
-            for end in ends:
-                self._used_by(end.tenant).add(end.usage)
-            self._positions[keys] = ends[-1].position
+    def _count(self, shards: Sequence[Keys]) -> Procedure[list[None]]:
+        for keys in shards:
+            if keys not in self._positions:
+                (newest,) = yield RoundTrip((command("xrevrange", keys.ends, count=1),))
+                self._positions[keys] = newest[0][0].decode() if newest else "0-0"
+            for _ in range(MAX_READS):
+                ends = yield from told(keys, after=self._positions[keys], block_seconds=None)
+                if not ends:
+                    break
+                for end in ends:
+                    self._used_by(end.tenant).add(end.usage)
+                self._positions[keys] = ends[-1].position
+        return [None] * len(shards)
 
     def _used_by(self, tenant: str) -> Used:
         if tenant not in self.tenants and len(self.tenants) <= MAX_TENANTS:
