@@ -1,4 +1,4 @@
-"""The worker's side of the broker: deliveries, claims, commits, leases, and the ends of claims."""
+"""The worker's side of the broker: candidates, claims, commits, leases, and the ends of claims."""
 
 from __future__ import annotations
 

@@ -92,8 +92,8 @@ class Settings(EngineSettings):
     )
     worker_name: str = setting(
         "Queue",
-        "Name in the worker registry and of the stream consumer. Keep it over restarts, and give "
-        "each worker of a queue another one. Unset: host name and process id.",
+        "Name in the worker registry. Keep it over restarts, and give each worker of a queue "
+        "another one. Unset: host name and process id.",
         default="",
     )
     claim_batch: int = setting(

@@ -44,7 +44,7 @@ local function append(keys, record, item, published)
   if item.activity then
     changes[3], changes[4] = 'activity', item.activity
   end
-  -- A log that was begun by a version without hashes has none.
+  -- A log without a hash, as one whose record was damaged, gets none.
   local prefix = record.prefix or (published == 0 and '0.0')
   if prefix then
     prefix = extended(prefix, item.finish - item.start, item.first, item.second)
