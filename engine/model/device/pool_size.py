@@ -16,9 +16,9 @@ from engine.model.kernels.packing import LANES
 #: size, and of the largest width between two products of a layer.
 LIVE_HIDDEN = 10
 LIVE_WIDE = 4
-#: The most copies of the logits that are alive at once, counted in float32: ten in the sampler, two
-#: that the previous step keeps until its tokens are settled, and the output of captured steps.
-LIVE_LOGITS = 13
+#: The most copies of the logits that are alive at once, counted in float32: nine in the sampler,
+#: two that the previous step keeps until its tokens are settled, and the output of captured steps.
+LIVE_LOGITS = 12
 #: The same for the logits of scored tokens: as the model gave them, in single precision, and their
 #: log-probabilities.
 LIVE_SCORED = 3

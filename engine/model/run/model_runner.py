@@ -24,6 +24,7 @@ from engine.model.device.kv_pool import KVPool
 from engine.model.device.step_threads import StepThreads
 from engine.model.device.transfer import ToHost
 from engine.model.run.graphs import DecodeGraphs
+from engine.model.sampling.fused_draw import fused_draw
 from engine.model.sampling.likelihoods import PromptLikelihoods
 from engine.model.sampling.sampler import Drawn, Draws, Sampler, take_argmax
 from engine.model.step import Fed, HostStep, compute_logits, feed_of, lay_out
@@ -122,7 +123,8 @@ class ModelRunner:
         self.model = model
         self._backend = backend
         self._device = device
-        self._sampler = Sampler(facts.eos_token_ids)
+        fused = fused_draw(device, model.vocab_size)
+        self._sampler = Sampler(facts.eos_token_ids, fused=fused)
         self._limits = limits
         self._multiple = multiple
         self._graphs = graphs

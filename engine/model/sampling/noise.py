@@ -16,9 +16,9 @@ _MASK_64 = (1 << 64) - 1
 _SPLITMIX_INCREMENT = 0x9E3779B97F4A7C15
 _SPLITMIX_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 #: Multipliers of MurmurHash3's 32-bit finalizer (Appleby), as signed numbers for torch's int32.
-_MURMUR_MULTIPLIERS = (0x85EBCA6B - (1 << 32), 0xC2B2AE35 - (1 << 32))
+MURMUR_MULTIPLIERS = (0x85EBCA6B - (1 << 32), 0xC2B2AE35 - (1 << 32))
 #: 2**32 divided by the golden ratio, rounded to an odd number: spreads consecutive token ids.
-_TOKEN_MULTIPLIER = 0x9E3779B1 - (1 << 32)
+TOKEN_MULTIPLIER = 0x9E3779B1 - (1 << 32)
 
 
 def noise_key(seed: int, output_index: int) -> tuple[int, int]:
@@ -56,8 +56,8 @@ def _hash(tokens: torch.Tensor, low: torch.Tensor, high: torch.Tensor) -> torch.
     before, one between its rounds. int32 wraps around and takes half the memory of int64. Its right
     shift is arithmetic, so the copies of the sign bit are masked off.
     """
-    first, second = _MURMUR_MULTIPLIERS
-    bits = (tokens * _TOKEN_MULTIPLIER) ^ low
+    first, second = MURMUR_MULTIPLIERS
+    bits = (tokens * TOKEN_MULTIPLIER) ^ low
     bits ^= (bits >> 16) & 0xFFFF
     bits *= first
     bits += high

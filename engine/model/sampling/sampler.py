@@ -13,7 +13,7 @@ noise is a function of the token.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +22,7 @@ import torch
 from engine.logprobs import Logprobs
 from engine.model.causal_model import BROKEN
 from engine.model.device.transfer import index_on, to_device
+from engine.model.sampling.fused_draw import FusedDraw
 from engine.model.sampling.likelihoods import Likelihoods, PromptLikelihoods
 from engine.model.sampling.logits_processors import Processed, process_logits
 from engine.model.sampling.noise import gumbel, noise_keys
@@ -52,7 +53,7 @@ class Draws:
 
     Args:
         tokens: [rows] ids; `BROKEN` for a failed row, `_UNDECIDED` for an undecided draw.
-        drawn: indices of the rows that are drawn, not greedy.
+        drawn: indices of the rows whose draws can be undecided: those that truncate.
         scaled: [drawn, vocabulary], scaled logits to settle undecided draws; None if there are
             none.
         keys: [drawn, 2], keys of the noise. They are stored because the live rows may have one more
@@ -87,15 +88,22 @@ class Draws:
         Args:
             chosen: `tokens` on the host. `BROKEN` entries stay.
         """
-        if _UNDECIDED not in chosen:
+        undecided = [index for index, token in enumerate(chosen) if token == _UNDECIDED]
+        if not undecided:
             return False
+        scaled, keys = self._scaled, self._keys
+        assert scaled is not None and keys is not None
+        places = {index: place for place, index in enumerate(self._drawn)}
         with torch.inference_mode():
-            for index in [index for index, token in enumerate(chosen) if token == _UNDECIDED]:
-                assert self._scaled is not None and self._keys is not None
-                one = slice(position := self._drawn.index(index), position + 1)
-                token = _draw_whole(self._scaled[one], [self._rows[index]], self._keys[one])
-                chosen[index] = int(token)
-                self.tokens[index] = chosen[index]
+            parts = []
+            for some in _parts(undecided, scaled):
+                where = index_on([places[index] for index in some], scaled.device)
+                rows = [self._rows[index] for index in some]
+                parts.append(_draw_whole(scaled[where], rows, keys[where]))
+            tokens = torch.cat(parts)
+            self.tokens[index_on(undecided, tokens.device)] = tokens
+            for index, token in zip(undecided, tokens.tolist(), strict=True):
+                chosen[index] = token
             if self._likelihoods is not None:
                 self._likelihoods.send(self.tokens)
         return True
@@ -116,15 +124,21 @@ class Sampler:
     """Samples tokens; has settings, but no state.
 
     Args:
+        fused: draws from whole vocabularies on the device; None for torch operations.
         eos_token_ids: masked, like `stop_token_ids`, until a row has `min_tokens` output tokens.
             `ignore_eos` has no effect here: it decides what an EOS does, not whether it may come.
         max_candidates: see the module's docstring; it changes only the speed.
     """
 
     def __init__(
-        self, eos_token_ids: frozenset[int], *, max_candidates: int = MAX_CANDIDATES
+        self,
+        eos_token_ids: frozenset[int],
+        *,
+        max_candidates: int = MAX_CANDIDATES,
+        fused: FusedDraw | None = None,
     ) -> None:
         self._eos_token_ids = eos_token_ids
+        self._fused = fused
         self._max_candidates = max_candidates
 
     def draw(self, logits: torch.Tensor, rows: Sequence[Drawn]) -> Draws:
@@ -142,41 +156,43 @@ class Sampler:
         tokens = _best(logits)
         best = logits.gather(1, tokens[:, None])
         drawn = [index for index, row in enumerate(rows) if not row.sampling.is_greedy]
+        truncated = [index for index in drawn if _truncates(rows[index].sampling)]
+        if whole := [index for index in drawn if not _truncates(rows[index].sampling)]:
+            tokens[index_on(whole, tokens.device)] = self._draw(logits, best, rows, whole)
         scaled = keys = None
-        if drawn:
-            drawn_rows = [rows[index] for index in drawn]
-            scaled = _scale(logits, best, [row.sampling for row in drawn_rows], drawn)
-            keys = _keys(drawn_rows, tokens.device)
-            tokens[index_on(drawn, tokens.device)] = self._draw(scaled, drawn_rows, keys)
+        if truncated:
+            truncated_rows = [rows[index] for index in truncated]
+            scaled = _scale(logits, best, truncated, truncated_rows)
+            keys = _keys(truncated_rows, tokens.device)
+            tokens[index_on(truncated, tokens.device)] = _draw_candidates(
+                scaled, truncated_rows, keys, min(self._max_candidates, logits.shape[1])
+            )
         finite = best[:, 0].abs() < math.inf
         tokens = torch.where(finite, tokens, BROKEN)
-        # Only truncated draws can be undecided; for others, `scaled` would only occupy memory.
-        if not any(_truncates(rows[index].sampling) for index in drawn):
-            scaled = None
-        return Draws(tokens, rows, drawn=drawn, scaled=scaled, keys=keys, likelihoods=likelihoods)
+        return Draws(
+            tokens, rows, drawn=truncated, scaled=scaled, keys=keys, likelihoods=likelihoods
+        )
 
     def _draw(
-        self, scaled: torch.Tensor, rows: Sequence[Drawn], keys: torch.Tensor
+        self, logits: torch.Tensor, best: torch.Tensor, rows: Sequence[Drawn], whole: list[int]
     ) -> torch.Tensor:
-        """[rows] tokens; `_UNDECIDED` where the number of candidates was too small."""
-        vocab_size, device = scaled.shape[1], scaled.device
-        truncated = [index for index, row in enumerate(rows) if _truncates(row.sampling)]
-        whole = [index for index, row in enumerate(rows) if not _truncates(row.sampling)]
-        tokens = torch.empty(len(rows), dtype=torch.int64, device=device)
-        if truncated:
-            where = index_on(truncated, device)
-            tokens[where] = _draw_candidates(
-                scaled[where],
-                [rows[index] for index in truncated],
-                keys[where],
-                min(self._max_candidates, vocab_size),
+        """[whole] tokens of the rows with the indices `whole`, which truncate nothing."""
+        device = logits.device
+        if self._fused is not None:
+            drawn = [rows[index] for index in whole]
+            return self._fused(
+                logits,
+                rows=index_on(whole, device),
+                best=best,
+                temperatures=_temperatures(drawn, device),
+                keys=_keys(drawn, device),
             )
-        noise_bytes = CPU_NOISE_BYTES if device.type == "cpu" else DEVICE_NOISE_BYTES
-        size = max(1, noise_bytes // (vocab_size * torch.float64.itemsize))
-        for some in (whole[first : first + size] for first in range(0, len(whole), size)):
-            where = index_on(some, device)
-            tokens[where] = _draw_whole(scaled[where], [rows[index] for index in some], keys[where])
-        return tokens
+        tokens = []
+        for some in _parts(whole, logits):
+            drawn = [rows[index] for index in some]
+            scaled = _scale(logits, best, some, drawn)
+            tokens.append(_draw_whole(scaled, drawn, _keys(drawn, device)))
+        return torch.cat(tokens)
 
 
 def take_argmax(rows: Sequence[Drawn]) -> bool:
@@ -189,14 +205,26 @@ def _truncates(sampling: SamplingParams) -> bool:
 
 
 def _scale(
-    logits: torch.Tensor, best: torch.Tensor, sampling: Sequence[SamplingParams], index: list[int]
+    logits: torch.Tensor, best: torch.Tensor, index: Sequence[int], rows: Sequence[Drawn]
 ) -> torch.Tensor:
-    """[drawn, vocabulary], logits / temperature, shifted to a maximum of 0 to avoid overflow."""
+    """[rows, vocabulary], logits / temperature, shifted to a maximum of 0 to avoid overflow.
+
+    `index` are the indices of `rows` in `logits`.
+    """
     where = index_on(index, logits.device)
-    temperatures = _column(
-        sampling, lambda one: max(one.temperature, MIN_TEMPERATURE), logits.device
-    )
-    return (logits[where] - best[where]).div_(temperatures)
+    return (logits[where] - best[where]).div_(_temperatures(rows, logits.device))
+
+
+def _temperatures(rows: Sequence[Drawn], device: torch.device) -> torch.Tensor:
+    sampling = [row.sampling for row in rows]
+    return _column(sampling, lambda one: max(one.temperature, MIN_TEMPERATURE), device)
+
+
+def _parts(index: list[int], logits: torch.Tensor) -> Iterator[list[int]]:
+    """`index` in parts; the noise of the vocabulary for one part is drawn at once."""
+    noise_bytes = CPU_NOISE_BYTES if logits.device.type == "cpu" else DEVICE_NOISE_BYTES
+    size = max(1, noise_bytes // (logits.shape[1] * torch.float64.itemsize))
+    return (index[first : first + size] for first in range(0, len(index), size))
 
 
 def _draw_candidates(

@@ -8,6 +8,7 @@ import torch
 
 from engine.batch import BatchRow
 from engine.model.causal_model import BROKEN
+from engine.model.sampling import sampler
 from engine.model.sampling.noise import gumbel, noise_keys
 from tests.engine.model.builders import Chooser, make_row
 
@@ -138,6 +139,24 @@ def test_how_many_rows_are_drawn_at_once_changes_nothing(monkeypatch):
     together = Chooser(EOS).sample(logits.clone(), rows)
     monkeypatch.setattr("engine.model.sampling.sampler.CPU_NOISE_BYTES", 1)
     assert Chooser(EOS).sample(logits, rows) == together
+
+
+def test_draws_that_candidates_cannot_decide_are_settled_together(monkeypatch):
+    """On a device, each draw by itself would be a sort and a wait of its own."""
+    rows = [make_row(temperature=3.0, top_p=0.99, seed=n) for n in range(40)]
+    logits = make_logits(len(rows), spread=0.1)
+    expected = [token_by_definition(*pair) for pair in zip(logits, rows, strict=True)]
+    counts = []
+    draw_whole = sampler._draw_whole
+
+    def counted(scaled, some, keys):
+        counts.append(len(some))
+        return draw_whole(scaled, some, keys)
+
+    monkeypatch.setattr(sampler, "_draw_whole", counted)
+    monkeypatch.setattr(sampler, "CPU_NOISE_BYTES", 30 * VOCABULARY * 8)
+    assert Chooser(EOS, max_candidates=4).sample(logits, rows) == expected
+    assert counts == [30, 10]
 
 
 def test_the_token_depends_on_the_seed_and_the_output_index():
