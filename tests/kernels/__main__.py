@@ -13,7 +13,12 @@ import numpy as np
 
 FOLDER = Path(__file__).parent
 #: The files in their order, and whether Triton interprets: it decides so once in a process.
-FILES = {"check_compiled.py": "0", "check_refused.py": "0", "check_interpreted.py": "1"}
+FILES = {
+    "check_compiled.py": "0",
+    "check_refused.py": "0",
+    "check_interpreted.py": "1",
+    "check_draws.py": "1",
+}
 #: Triton's interpreter cannot loop over tensors with this version of numpy and later ones.
 TOO_NEW = "2.4.0"
 

@@ -19,13 +19,15 @@ from engine.model.attention.split import SplitAttention
 from engine.model.attention.triton_decode import TritonDecode
 from engine.model.checks.probe import probe
 from engine.model.decoder import decoder as decoder_module
-from engine.model.decoder import fused_kernels
+from engine.model.decoder import fused_decoder, fused_kernels
 from engine.model.decoder.decoder_config import DecoderConfig, Rotary, read_config
 from engine.model.decoder.decoder_weights import read_weights
 from engine.model.decoder.fused_decoder import FusedDecoder
 from engine.model.device.kv_pool import KVPool
 from engine.model.device.launcher import Launcher
 from engine.model.run.graphs import DecodeGraphs
+from engine.model.sampling import noise_kernels
+from engine.model.sampling.fused_draw import FusedDraw
 from engine.model.step import compute_logits, lay_out
 from engine.model.wide.loader import load_model
 from tests.engine.model.builders import make_prompt, make_row, save_model
@@ -135,6 +137,8 @@ def check(found: Compiled, chip: Chip, dtype: torch.dtype, head_dim: int) -> Non
     assert found.shared_bytes <= chip.shared_memory, (found, chip)
     if dtype in HALVES:
         assert found.local_bytes == 0, (found, chip)
+        if found.name == "store_heads":
+            assert found.narrow_stores == 0, (found, chip)
         if head_dim in COMMON_WIDTHS:
             assert found.registers <= MOST_REGISTERS, (found, chip)
 
@@ -192,11 +196,31 @@ def test_attention_of_other_widths_compiles_for_every_chip(heads, kv_heads, head
             check(found, chip, torch.bfloat16, head_dim)
 
 
+@pytest.mark.parametrize("vocab_size", [151_936, 50_257])
+def test_drawing_compiles_for_every_chip(vocab_size):
+    for chip in CHIPS:
+        kernels = CompilingKernels(noise_kernels, chip)
+        draw = FusedDraw()
+        draw._launch = Launcher(kernels)
+        rows, keys = torch.zeros(2, dtype=torch.int64), torch.zeros(2, 2, dtype=torch.int32)
+        ones = torch.ones(2, 1)
+        draw(torch.zeros(2, vocab_size), rows=rows, best=ones, temperatures=ones, keys=keys)
+        (found,) = kernels.compiled
+        assert found.local_bytes == 0 and found.registers <= 64, (found, chip)
+
+
+def test_stores_of_one_head_by_each_warp_would_be_seen_as_narrow(monkeypatch, tmp_path):
+    """The control: a thread then has four numbers of a head, which are eight bytes."""
+    monkeypatch.setattr(fused_decoder, "STORED", 64)
+    with pytest.raises(AssertionError, match="narrow_stores"):
+        test_the_launches_of_a_decoder_compile_for_every_chip("qwen3-0.6b", HALVES[0], tmp_path)
+
+
 def test_a_tile_that_no_chip_has_room_for_would_be_seen(monkeypatch):
     """The control: 512 keys, of which a program holds 278 KiB."""
     monkeypatch.setattr(triton_decode, "TILE", 512)
     chip = Chip(90, 227 * 1024)
-    found, _ = attend_once(32, 8, 128, chip)
+    found = attend_once(32, 8, 128, chip)[0]
     with pytest.raises(AssertionError, match="shared_bytes"):
         check(found, chip, torch.bfloat16, 128)
     # More keys than there are registers for: what spills would be seen as well.

@@ -10,7 +10,7 @@ import inspect
 import pytest
 import torch
 
-from engine.model.attention import triton_kernels
+from engine.model.attention import triton_decode, triton_kernels
 from engine.model.attention.reference import ReferenceAttention
 from engine.model.attention.self_check import (
     CHECKED_DECODES,
@@ -20,7 +20,7 @@ from engine.model.attention.self_check import (
     self_check,
     worst_error,
 )
-from engine.model.attention.triton_decode import TritonDecode
+from engine.model.attention.triton_decode import NUM_SPLITS, TritonDecode, programs_per_row
 from engine.model.device.launcher import Launcher
 from tests.engine.model.attention.test_attention import make_scene
 from tests.engine.model.builders import make_prompt
@@ -56,7 +56,7 @@ def test_attention_passes_the_check_that_it_is_put_to_at_load(dtype, block_size)
 
 @pytest.mark.parametrize(("shape", "window", "block_size"), SCENES, ids=str)
 def test_heads_widths_windows_and_ragged_contexts_of_every_kind(shape, window, block_size):
-    """Blocks of nobody and what lies behind a context are NaN, and table entries there are -1."""
+    """Blocks of nobody and what lies behind a context are NaN."""
     heads, kv_heads, dim = shape
     dtype = torch.float16 if block_size == 256 else torch.float32
     scene = make_scene(
@@ -68,6 +68,25 @@ def test_heads_widths_windows_and_ragged_contexts_of_every_kind(shape, window, b
         for backend in (DecodesOnly(TritonDecode()), ReferenceAttention())
     )
     assert worst_error(found, expected) <= TOLERANCES[dtype]
+
+
+@pytest.mark.parametrize("window", [None, 130])
+def test_how_many_programs_share_the_splits_of_a_row_changes_no_bit(window, monkeypatch):
+    scene = make_scene(
+        [(1, context) for context in (1, 128, 700, 2049, 2600)], heads=4, kv_heads=2, block_size=16
+    )
+    found = []
+    for programs in (NUM_SPLITS, 4, 1):
+        monkeypatch.setattr(triton_decode, "programs_per_row", lambda _, count=programs: count)
+        found.append(scene.attend(DecodesOnly(TritonDecode()), sliding_window=window))
+    assert torch.equal(found[1], found[0]) and torch.equal(found[2], found[0])
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "programs"), [(1, 16), (256, 16), (257, 8), (512, 8), (513, 4), (100_000, 4)]
+)
+def test_a_row_has_fewer_programs_where_a_step_has_many_rows(num_rows, programs):
+    assert programs_per_row(num_rows) == programs
 
 
 def altered(module, text: str, instead: str, folder):

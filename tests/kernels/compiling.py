@@ -16,6 +16,8 @@ from triton.runtime import driver
 
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_STORES = re.compile(r"\bst\.global[.\w]*")
+_SIXTEEN_BYTES = (".v4.b32", ".v2.b64")
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Compiled:
     #: Bytes of local memory: spilled registers, and arrays that found no register.
     local_bytes: int
     shared_bytes: int
+    #: Stores to global memory of less than sixteen bytes.
+    narrow_stores: int
 
 
 class NoDevice:
@@ -84,7 +88,11 @@ class CompilingKernels:
             return  # Compiled by an earlier launch.
         (registers,) = _REGISTERS.findall(log.getvalue())
         stack = [max(map(int, line)) for line in _STACK.findall(log.getvalue())]
-        self.compiled.append(Compiled(name, int(registers), max(stack), made.metadata.shared))
+        stores = _STORES.findall(made.asm["ptx"])
+        narrow = sum(not store.endswith(_SIXTEEN_BYTES) for store in stores)
+        self.compiled.append(
+            Compiled(name, int(registers), max(stack), made.metadata.shared, narrow)
+        )
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,10 @@ from engine.model.kernels.build import KernelsUnavailable
 #: A row's keys are divided into at most NUM_SPLITS splits of at least MIN_SPLIT_KEYS keys.
 NUM_SPLITS = 16
 MIN_SPLIT_KEYS = 128
+#: More programs than a device runs at once: about five hundred on an H100. Beyond that, a row has
+#: MIN_PROGRAMS, so that a long context among many short ones is still computed in parallel.
+ENOUGH_PROGRAMS = 4096
+MIN_PROGRAMS = 4
 #: Keys per tile, and the fewest rows of a matrix instruction.
 TILE = 64
 MIN_ROWS = 16
@@ -102,7 +106,7 @@ class _TritonStep:
         }
         self.launch(
             "attend_splits",
-            (rows, kv_heads, NUM_SPLITS),
+            (rows, kv_heads, programs_per_row(rows * kv_heads)),
             query,
             *caches,
             self.context_lens,
@@ -134,6 +138,18 @@ class _TritonStep:
             **shared,
         )
         return output
+
+
+def programs_per_row(num_rows: int) -> int:
+    """Programs that share the splits of one row and key head, of `num_rows` such pairs in a step.
+
+    Each split has a program of its own if there are few rows. With many rows, most of those would
+    have no keys.
+    """
+    programs = NUM_SPLITS
+    while programs > MIN_PROGRAMS and num_rows * programs > ENOUGH_PROGRAMS:
+        programs //= 2
+    return programs
 
 
 def _power_of_two(size: int) -> int:

@@ -20,6 +20,9 @@ from engine.model.kernels.build import KernelsUnavailable
 
 #: Elements of one token per program (thread block) of the activation kernel.
 ACTIVATED = 1024
+#: Numbers of half heads per program of the kernel that stores heads: in half precision, sixteen
+#: bytes for each of its 64 threads.
+STORED = 512
 #: Hidden size above which a norm uses eight warps instead of four.
 MANY = 2048
 
@@ -76,12 +79,14 @@ class FusedDecoder(Decoder):
     ) -> torch.Tensor:
         config, layer = self.config, self._weights.layers[index]
         query = projected.new_empty(len(projected), config.num_heads, config.head_dim)
-        heads = config.num_heads + 2 * config.num_kv_heads
+        half = power_of_two(config.rotary_dim // 2)
+        at_once = max(1, STORED // half)
+        groups = -(-config.num_heads // at_once) + 2 * -(-config.num_kv_heads // at_once)
         blocks, offsets = inputs.slots.blocks, inputs.slots.offsets
         norms = layer.query_norm is not None
         self._launch(
             "store_heads",
-            (len(projected), heads),
+            (len(projected), groups),
             projected,
             # The kernel needs a pointer, but does not read it without norms.
             layer.query_norm if norms else projected,
@@ -98,13 +103,14 @@ class FusedDecoder(Decoder):
             HEADS=config.num_heads,
             KV_HEADS=config.num_kv_heads,
             DIM=config.head_dim,
-            PADDED=power_of_two(config.head_dim),
             HALF=config.rotary_dim // 2,
+            PADDED_HALF=half,
+            PADDED_REST=power_of_two(max(1, config.head_dim - config.rotary_dim)),
+            AT_ONCE=at_once,
             BLOCK_SIZE=kv_pool.block_size,
             NORMS=norms,
             ROTATES=config.rotary_of[index] is not None,
-            # One head is little work for a program, and there are many programs.
-            num_warps=1,
+            num_warps=2,
         )
         return query
 
