@@ -18,7 +18,7 @@ largest_end=16777216
 # One file before Redis 7, in a folder since. Only the last file that is appended to can be torn. The
 # folder is not checked as a whole, because Valkey's checker refuses the snapshots of Valkey 9.
 folder=/data/appendonlydir
-last=$(sed -n 's/^file \([^ ]*\) .*type i.*$/\1/p' "$folder"/*.manifest 2> /dev/null | tail -n 1)
+last=$(sed -n 's/^file \([^ ]*\) .*type i.*$/\1/p' "$folder/appendonly.aof.manifest" 2> /dev/null | tail -n 1)
 for log in "$folder/${last:-none}" /data/appendonly.aof; do
     [ -f "$log" ] || continue
     report=$(redis-check-aof "$log" 2>&1) && continue

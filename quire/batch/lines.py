@@ -173,10 +173,12 @@ def _checked_line(custom_id: str, fields: Mapping[str, Any], *, digest: str) -> 
         raise InvalidRequest(field_of(form, error.field), error.message) from None
     if (most := line.call.most_prompt_logprobs) > MAX_LINE_LOGPROBS:
         message = (
-            f"may need {most} log-probabilities of the prompts of this line; at most "
+            f"may need {most} log-probabilities or ids of the prompts of this line; at most "
             f"{MAX_LINE_LOGPROBS} are allowed: ask for fewer, or use several lines"
         )
-        field = "body.prompt_logprobs"
+        use = line.call.prompt_use
+        has_logprobs = use.has_logprobs or use.is_echoed
+        field = "body.prompt_logprobs" if has_logprobs else "body.return_token_ids"
         raise InvalidRequest(line.call.prompt_use.field(field) or field, message)
     return line
 

@@ -33,7 +33,10 @@ _LAST_NUMBER = 2**64 - 1
 
 @dataclass(frozen=True, slots=True)
 class GroupEnd:
-    """One member of a group has ended. `position` is the cursor to read on from."""
+    """One member of a group has ended. `position` is the cursor to read on from.
+
+    `tenant` is empty if a program of an earlier version has written the end.
+    """
 
     position: str
     request_id: str
@@ -232,7 +235,7 @@ def ends_in(entries: Iterable[Any]) -> list[GroupEnd]:
                 entry_id.decode(),
                 fields[b"id"].decode(),
                 State(fields[b"state"].decode()),
-                fields[b"tenant"].decode(),
+                fields.get(b"tenant", b"").decode(),
             )
             for entry_id, fields in entries
         ]

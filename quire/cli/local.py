@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import importlib.util
 import os
 import sys
@@ -51,7 +52,19 @@ def run_local(arguments: argparse.Namespace, console: Console) -> int:
         return EXIT_ERROR
     kind, program = found
     folder = arguments.data.expanduser()
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Kept open by the server. Two servers that append to one file would mix their queues.
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The function takes no names.
+        os.set_inheritable(lock, True)  # noqa: FBT003
+    except BlockingIOError:
+        console.complain(f"another server has its data in {folder}")
+        return EXIT_ERROR
+    except OSError as error:
+        console.complain(f"{folder} cannot be used: {error.strerror}")
+        return EXIT_ERROR
     options = [part.format(port=arguments.port, directory=folder) for part in SERVER_OPTIONS]
     console.note(
         f"{kind} at redis://127.0.0.1:{arguments.port}/0, data in {folder}; Ctrl-C ends it"

@@ -127,15 +127,17 @@ class OpenAIRequest:
 
     @property
     def most_prompt_logprobs(self) -> int:
-        """The most log-probabilities that the answer can have of its prompts. InvalidRequest.
+        """The most log-probabilities, and ids, that the answer can have of its prompts.
 
         A token has at least one byte of its text, but for the few that begin a prompt.
+        InvalidRequest.
         """
         number: int | None = without_echo(self.kind, self.body).get("prompt_logprobs")
-        if number is None:
+        if number is None and self.body.get("return_token_ids") is not True:
             return 0
         if self.kind == "chat.completions":
             return MAX_PROMPT_LOGPROBS
+        number = 0 if number is None else number
         longest: int = self.body.get("truncate_prompt_tokens") or MAX_PROMPT_LOGPROBS
         lengths = (
             len(one.encode()) + MAX_ADDED_TOKENS if isinstance(one, str) else len(one)
@@ -173,6 +175,10 @@ class OpenAIRequest:
         request = validated(GenerationRequest, fields | {"body": body} | envelope)
         with self._naming(choice):
             return Message.of(request, parsed)
+
+    def forget_checked(self) -> None:
+        """Frees the body that was checked last. It is checked again if it is needed."""
+        self._last.clear()
 
     def _of_choice(self, choice: int) -> tuple[dict[str, Any], ParsedBody]:
         """The body of the request for a choice, as it is sent and as it was checked."""

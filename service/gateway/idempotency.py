@@ -207,6 +207,10 @@ class Call:
                 messages.append(message)
         except InvalidRequest as error:
             raise InvalidRequest(field_of(self.record.form, error.field), error.message) from None
+        finally:
+            # A checked body takes many times the memory of its text, and the call is kept until its
+            # answer has come.
+            self.request.forget_checked()
         return messages
 
     def _answer_limit(self) -> int | None:
@@ -217,8 +221,9 @@ class Call:
         sampling, of_token, of_prompts = self.request.checked_body().sampling, 0, 0
         if sampling.logprobs is not None:
             of_token = self.record.num_choices * (1 + sampling.logprobs)
-        if sampling.prompt_logprobs is not None:
-            of_prompts = self.request.num_known_tokens * (1 + sampling.prompt_logprobs)
+        if sampling.prompt_logprobs is not None or self.record.has_token_ids:
+            # The ids of a prompt take as much as one log-probability of each.
+            of_prompts = self.request.num_known_tokens * (1 + (sampling.prompt_logprobs or 0))
         of_output = of_token * (sampling.max_tokens or 1)
         most = of_output + of_prompts
         if most > MAX_COMPLETE_LOGPROBS:
@@ -229,7 +234,9 @@ class Call:
                 f"more than the alternatives of each token, and those of the prompts); {kind} may "
                 f"have {MAX_COMPLETE_LOGPROBS}: {advice}"
             )
-            field = "body.logprobs" if of_output >= of_prompts else "body.prompt_logprobs"
+            has_logprobs = sampling.prompt_logprobs is not None
+            of_prompt = "body.prompt_logprobs" if has_logprobs else "body.return_token_ids"
+            field = "body.logprobs" if of_output >= of_prompts else of_prompt
             raise InvalidRequest(self.record.prompt.field(field) or field, message)
         if sampling.max_tokens is not None or not of_token:
             return None

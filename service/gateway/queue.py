@@ -88,7 +88,10 @@ class Queue:
         if record.digest != call.record.digest:
             raise Refused(key_reused())
         await self.client.submit_many(messages[1:])
-        return replace(record, types=call.record.types, lacks_types=False)
+        # What the record has stays: the caller may have a part of an answer that was read by it.
+        if record.lacks_types:
+            record = replace(record, types=call.record.types, lacks_types=False)
+        return record
 
     async def _send(self, call: Call, messages: Sequence[Message]) -> None:
         if call.kept:

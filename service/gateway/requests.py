@@ -34,10 +34,10 @@ DEADLINE = "X-Quire-Deadline"
 TARGET_LATENCY = "X-Quire-Target-Latency"
 SESSION = "X-Quire-Session"
 
-#: OpenAI's tiers that are not the usual one.
 #: The options of a stream about usage.
 _USAGES = ("include_usage", "continuous_usage_stats")
 
+#: OpenAI's tiers that are not the usual one.
 _TIERS = {"flex": Priority.LOW, "priority": Priority.HIGH}
 
 #: The longest idempotency key, in characters.

@@ -71,10 +71,11 @@ def event_of_batch(end: BatchEnd, *, queue: str) -> Event:
     return _event(kind, data, tenant=end.tenant, ended_at=end.ended_at, parts=parts)
 
 
-def event_of_group(group: str, parts: Iterable[GroupProgress], *, queue: str) -> Event:
+def event_of_group(group: str, parts: Iterable[GroupProgress], *, queue: str, tenant: str) -> Event:
     """The webhook of a group that has no open member, from its `parts` in all shards.
 
-    It goes to the tenant of the end that came last. At least one part has an end.
+    It goes to the tenant of the end that came last, or to `tenant` if an earlier version has
+    written that end without one. At least one part has an end.
 
     Members may be added or queued again later, and then the group ends again. So the id is a
     function of queue, group and the number of ends.
@@ -92,7 +93,9 @@ def event_of_group(group: str, parts: Iterable[GroupProgress], *, queue: str) ->
     }
     ended_ms, _ = split_entry_id(last.position.encode())
     names = (queue, group, "group", str(num_ends))
-    return _event(GROUP_ENDED, data, tenant=last.tenant, ended_at=ended_ms / 1000, parts=names)
+    return _event(
+        GROUP_ENDED, data, tenant=last.tenant or tenant, ended_at=ended_ms / 1000, parts=names
+    )
 
 
 def _event(

@@ -93,9 +93,9 @@ class Intake:
             await self._add(event_of(end, queue=queue))
         for batch in delivery.batches:
             await self._add(event_of_batch(batch, queue=queue))
-        for group in dict.fromkeys(end.group for end in delivery.ends if end.group):
+        for group, tenant in {end.group: end.tenant for end in delivery.ends if end.group}.items():
             try:
-                await self._end_group(group)
+                await self._end_group(group, tenant)
             except QuireError as error:
                 if not (isinstance(error, ProtocolError) or is_refused(error)):
                     raise
@@ -103,10 +103,11 @@ class Intake:
                 self._drop("the group cannot be read", group=group, error=str(error))
         await self._broker.acknowledge(GROUP, delivery.positions)
 
-    async def _end_group(self, group: str) -> None:
+    async def _end_group(self, group: str, tenant: str) -> None:
         """Keeps the webhook of a group without an open member in any shard.
 
-        It is the same whichever end of the group led here.
+        It is the same whichever end of the group led here. `tenant` is that of this end, for a last
+        end that an earlier version has written.
         """
         if not any(GROUP_ENDED in endpoint.events for endpoint in self._endpoints.values()):
             return
@@ -119,7 +120,7 @@ class Intake:
             return
         if any(part.last_end for part in parts):
             queue = self._broker.keys.queue
-            await self._add(event_of_group(group, parts, queue=queue))
+            await self._add(event_of_group(group, parts, queue=queue, tenant=tenant))
         else:
             self._drop("the group has expired", group=group)
 

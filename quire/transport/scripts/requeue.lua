@@ -37,7 +37,7 @@ else
 end
 redis.call('HDEL', keys.record, unpack(DELETED_FIELDS))
 redis.call('HSET', keys.record, 'owner', '', 'attempts', '0',
-  'submitted_ms', letter.submitted_ms, 'epoch', int(tonumber(record.epoch or '0') + 1),
+  'submitted_ms', letter.submitted_ms or int(now), 'epoch', int(tonumber(record.epoch or '0') + 1),
   'priority', letter.priority, 'tenant', letter.tenant, 'deadline_ms', letter.deadline_ms)
 if letter.metadata ~= '' then
   redis.call('HSET', keys.record, 'metadata', letter.metadata)

@@ -20,6 +20,7 @@ local answer, session = ARGV[FIRST + 10] or '', ARGV[FIRST + 11] or ''
 local target = tonumber(ARGV[FIRST + 12] or '0')
 local kept = ARGV[FIRST + 13] or ''
 local answer_limit = tonumber(ARGV[FIRST + 14] or '')
+answer_limit = answer_limit and math.max(0, answer_limit)
 -- An idempotency key lives this much longer than its request would without ever running.
 local KEY_RESERVE_MS = 7 * 86400000
 
@@ -103,12 +104,13 @@ if answer_limit then
   if set > 0 and (answer_limit == 0 or set < answer_limit) then
     answer_limit = set
   end
-  local prompt = tokens - tonumber(answer)
+  local assumed = tonumber(answer) or 0
+  local prompt = tokens - assumed
   local most = context > 0 and math.max(1, context - prompt) or nil
   if answer_limit > 0 then
     most = math.min(answer_limit, most or answer_limit)
   end
-  answer = int(most or tonumber(answer))
+  answer = int(most or assumed)
   tokens = prompt + tonumber(answer)
 end
 

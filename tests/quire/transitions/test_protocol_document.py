@@ -349,6 +349,13 @@ def test_the_document_names_every_field_of_a_record(foreign):
     assert {name.decode() for name in seen} <= set(re.findall(r"^\| `(\w+)`", page, re.MULTILINE))
 
 
+def test_a_foreign_client_need_not_know_how_long_its_answer_may_be(foreign):
+    created, *_ = foreign.submit("a", asked=(b"", "", "", 0, b"", 0))
+    assert created == b"created"
+    record = foreign.redis.hgetall(foreign.key("r", "a"))
+    assert (record[b"answer"], record[b"answer_limit"]) == (b"0", b"0")
+
+
 def test_the_document_tells_the_limits_of_a_message():
     """What is beyond them ends as a dead letter, whatever language wrote it."""
     from quire.wire import codec as wire

@@ -127,6 +127,20 @@ def test_a_group_that_ends_again_has_another_id(queue, redis_url):
     assert before[1]["id"] != after[1]["id"]
 
 
+def test_a_last_end_that_an_earlier_version_has_written_goes_to_its_tenant(queue, redis_url):
+    broker = queue.broker
+    end(broker, "g~a", tenant="acme")
+    (delivery,) = ends_of(broker)
+    *_, ends = broker.keys.of_group("g")
+    queue.connection.delete(ends)
+    queue.connection.xadd(ends, {"id": "g~a", "state": "cancelled"})
+    queue.connection.expire(ends, 60)
+    (end_of_group,) = broker.read_ends("g")
+    assert (end_of_group.request_id, end_of_group.tenant) == ("g~a", "")
+    (((tenant, body),),) = handled(redis_url, broker.keys.queue, (0, delivery))
+    assert (tenant, body["data"]["counts"]) == ("acme", {"cancelled": 1})
+
+
 @pytest.mark.parametrize("loss", ["expired", "damaged", "another type"])
 def test_a_group_that_cannot_be_read_is_not_told_and_holds_up_nothing(
     queue, redis_url, loss, caplog

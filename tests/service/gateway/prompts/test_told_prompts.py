@@ -46,6 +46,16 @@ def test_each_choice_of_a_completion_has_the_ids_of_its_prompt(gateway: GatewayT
     assert told == dict(enumerate(expected))
 
 
+def test_ids_of_prompts_count_before_anything_is_computed(
+    gateway: GatewayThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.gateway.idempotency.MAX_COMPLETE_LOGPROBS", 5)
+    asked = {"prompt": [[1, 2, 3], [4, 5, 6]], "return_token_ids": True}
+    reply = gateway.ask("POST", COMPLETIONS, asked)
+    assert (reply.status, reply.error["param"]) == (400, "return_token_ids")
+    assert gateway.ask("POST", COMPLETIONS, asked | {"prompt": [[1, 2], [3, 4]]}).status == 200
+
+
 def test_the_ids_stand_beside_the_log_probabilities_of_a_prompt(gateway: GatewayThread) -> None:
     asked = {"prompt": "hello", "return_token_ids": True, "prompt_logprobs": 0}
     (choice,) = gateway.ask("POST", COMPLETIONS, asked).body["choices"]

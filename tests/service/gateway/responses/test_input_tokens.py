@@ -39,9 +39,12 @@ def test_the_tokens_of_the_input_are_counted_by_a_worker(queue: Queue) -> None:
 
 def test_a_count_is_a_request_whose_tokens_nobody_generates(gateway, fake, script) -> None:
     script.pieces = ["never"]
-    reply = asked(gateway, min_tokens=3)
+    body = {"model": "fake", "input": "Warm?", "min_tokens": 3}
+    reply = gateway.ask("POST", PATH, body, X_Quire_Session="user-17")
     assert (reply.status, reply.body["object"]) == (200, "response.input_tokens")
     (request,) = fake.requests
+    # No turn of the session, which would wait for the turn that runs.
+    assert request.session_id is None
     # A worker of an earlier version generates one token.
     assert (request.counts_only, request.body["max_completion_tokens"]) == (True, 1)
     assert fake.broker.status(request.id).published == 0
