@@ -9,10 +9,7 @@ from quire.errors import UnknownRequest
 from quire.testing.in_memory import FakeQuire
 from quire.wire.codec import MAX_MESSAGE_BYTES
 from quire.wire.protocol import Priority
-from service.gateway.callers import Caller
 from service.gateway.idempotency import call_of
-from service.gateway.queue import Queue
-from service.gateway.requests import QueueOptions
 from tests.service.builders import eventually
 from tests.service.gateway.builders import CHAT, COMPLETIONS, GatewayThread
 
@@ -264,28 +261,6 @@ def test_while_the_choices_of_a_call_are_made_ready_others_get_on():
         return turns
 
     assert asyncio.run(turns_of_others()) >= 99
-
-
-def test_a_repeated_call_is_read_by_the_types_that_its_first_part_had(fake, monkeypatch):
-    function = {"name": "f", "parameters": {"properties": {"color": {"type": "string"}}}}
-    tools = [{"type": "function", "function": function}]
-    body = {"messages": [{"role": "user", "content": "x"}], "tools": tools}
-
-    def call():
-        return call_of("chat.completions", body, tenant="default", key="k", model="fake")
-
-    with monkeypatch.context() as earlier:
-        earlier.setattr("quire.openai.requests.argument_types", lambda _: {})
-        first = call()
-    assert call().record.types == {"f": {"color": "s"}}
-
-    async def submit_both():
-        async with fake.async_client() as client:
-            queue, options = Queue(client), QueueOptions("k", None, None, {})
-            await queue.submit(first, Caller(), options)
-            return await queue.submit(call(), Caller(), options)
-
-    assert asyncio.run(submit_both()).types == {}
 
 
 def test_a_body_of_any_depth_is_refused_as_what_it_is(gateway, fake):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +90,14 @@ def test_arguments_that_are_nested_too_deep_for_a_template_are_answered(
         nested = [nested]
     function = {"name": "f", "arguments": {"n": nested}}
     said = SAID | {"tool_calls": [{"type": "function", "function": function}]}
-    with pytest.raises(InvalidRequest, match=r"body\.messages: .*recursion"):
-        model.encode_chat([ASK, said], created_ms=0)
+    before = sys.getrecursionlimit()
+    # That of a worker: a test of the command may have raised the limit of this process.
+    sys.setrecursionlimit(1000)
+    try:
+        with pytest.raises(InvalidRequest, match=r"body\.messages: .*recursion"):
+            model.encode_chat([ASK, said], created_ms=0)
+    finally:
+        sys.setrecursionlimit(before)
 
 
 def test_variables_reach_the_template(folder: Path, model: ModelTokenizer) -> None:

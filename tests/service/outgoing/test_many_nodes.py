@@ -175,7 +175,7 @@ class AsksAll(Broker):
     """Asks every node for its time at each commit."""
 
     def commit(self, items: Sequence[CommitItem], **options) -> list[CommitReply]:
-        for client in self._connection.nodes.masters().values():
+        for client in self.connection.nodes.masters().values():
             client.time()
         return super().commit(items, **options)
 
