@@ -133,20 +133,21 @@ class OpenAIRequest:
         InvalidRequest.
         """
         number: int | None = without_echo(self.kind, self.body).get("prompt_logprobs")
-        if number is None and self.body.get("return_token_ids") is not True:
+        has_ids = self.body.get("return_token_ids") is True
+        if number is None and not has_ids:
             return 0
         if self.kind == "chat.completions":
             return MAX_PROMPT_LOGPROBS
-        number = 0 if number is None else number
-        longest: int = self.body.get("truncate_prompt_tokens") or MAX_PROMPT_LOGPROBS
-        lengths = (
+        lengths = [
             len(one.encode()) + MAX_ADDED_TOKENS if isinstance(one, str) else len(one)
             for one in self._prompts
-        )
-        of_prompts = (
-            min(MAX_PROMPT_LOGPROBS, min(length, longest) * (1 + number)) for length in lengths
-        )
-        return self._choices_per_prompt * sum(of_prompts)
+        ]
+        if longest := self.body.get("truncate_prompt_tokens"):
+            lengths = [min(length, longest) for length in lengths]
+        of_prompts = sum(lengths) if has_ids else 0
+        if number is not None:
+            of_prompts += sum(min(MAX_PROMPT_LOGPROBS, one * (1 + number)) for one in lengths)
+        return self._choices_per_prompt * of_prompts
 
     def check(self) -> None:
         """InvalidRequest if the message of any choice is invalid or cannot be sent.

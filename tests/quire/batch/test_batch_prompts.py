@@ -66,6 +66,8 @@ def test_a_prompt_that_is_too_long_to_be_echoed_fails_alone_and_names_echo(folde
         ("x" * 2000, {"prompt_logprobs": 20, "n": 17}, "body.prompt_logprobs"),
         ([7] * 1500, {"prompt_logprobs": 20, "n": 17}, "body.prompt_logprobs"),
         (["x" * 2000] * 17, {"echo": True, "logprobs": 20}, "body.echo"),
+        ([7] * 100_000, {"return_token_ids": True, "n": 6}, "body.return_token_ids"),
+        ([7] * 100_000, {"return_token_ids": True, "n": 5}, None),
         ("x" * 2000, {"prompt_logprobs": 20, "n": 16}, None),
         ("x" * 2000, {"prompt_logprobs": 20, "n": 17, "truncate_prompt_tokens": 1000}, None),
         ([7] * 1000, {"prompt_logprobs": 20, "n": 17}, None),

@@ -1,5 +1,6 @@
 """Between socket and Redis a body is checked once, and each of its requests packed once."""
 
+import asyncio
 import threading
 from collections import Counter
 
@@ -8,6 +9,7 @@ import pytest
 from quire.openai import requests
 from quire.wire import protocol, sampling
 from quire.wire.protocol import GenerationRequest
+from service.gateway.idempotency import call_of
 from tests.service.gateway.builders import CHAT, COMPLETIONS
 
 TOOLS = [{"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}]
@@ -57,3 +59,18 @@ def test_the_choices_of_a_prompt_are_checked_together(gateway, counts):
 def test_a_call_with_a_key_is_checked_once(gateway, counts):
     assert gateway.ask("POST", CHAT, ASK, Idempotency_Key="k").status == 200
     assert counts == {"checked": 1, "functions": 1, "packed": 1}
+
+
+def test_a_call_that_waits_for_its_answer_does_not_keep_its_checked_body(monkeypatch):
+    checks = []
+
+    def check(kind, body):
+        checks.append(kind)
+        return sampling.parse_body(kind, body)
+
+    monkeypatch.setattr(requests, "check_body", check)
+    call = call_of("chat.completions", ASK, tenant="default", key=None, model="fake")
+    asyncio.run(call.messages())
+    assert len(checks) == 1
+    call.request.checked_body()
+    assert len(checks) == 2
