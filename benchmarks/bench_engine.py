@@ -17,7 +17,7 @@ from benchmarks.common.arguments import names_of
 from benchmarks.common.figures import Figures, figures_of, machine, median_run
 from benchmarks.common.models import SHAPES, model_folder
 from benchmarks.common.workloads import NAMES, Workload, make_workload
-from engine.batch import ModelRunner
+from engine.batch import Runner
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.model.load.load_runner import load_runner
@@ -61,7 +61,7 @@ class BenchedEngine:
         )
         self._engine = Engine(self.config, self.runner)
 
-    def compute_by(self, runner: ModelRunner) -> None:
+    def compute_by(self, runner: Runner) -> None:
         """Use this runner for all further steps; it may pass them on to the original one."""
         self._engine = Engine(self.config, runner)
 

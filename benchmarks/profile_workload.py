@@ -30,7 +30,7 @@ from benchmarks.common.floor import (
 from benchmarks.common.models import SHAPES
 from benchmarks.common.workloads import NAMES, Workload, make_workload
 from benchmarks.peers.quire_engine import DTYPES
-from engine.batch import Batch, LaunchedStep, ModelRunner
+from engine.batch import Batch, LaunchedStep, Runner
 from quire.cli.usage import positive
 
 #: Upper bounds of the table's lines, in tokens per step.
@@ -57,7 +57,7 @@ class Case(NamedTuple):
 class Recorder:
     """A runner that passes steps to another one and records them. It must compute in `launch`."""
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self.steps: list[Step] = []
 

@@ -297,7 +297,7 @@ class LaunchedStep(Protocol):
         """Wait for the device and return the result; idempotent.
 
         Raises:
-            DeviceFailed: as in `ModelRunner`.
+            DeviceFailed: as in `Runner`.
         """
         ...
 
@@ -312,7 +312,7 @@ class ComputedStep(NamedTuple):
         return self.outcome
 
 
-class ModelRunner(Protocol):
+class Runner(Protocol):
     """Executes Batches on a device, in the order in which they are launched.
 
     Its only state is the KV pool: running the same rows twice gives the same tokens.

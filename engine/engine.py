@@ -18,7 +18,7 @@ from engine.batch import (
     Batch,
     ComputedStep,
     LaunchedStep,
-    ModelRunner,
+    Runner,
     StepResult,
     Vector,
 )
@@ -47,7 +47,7 @@ class Launched(NamedTuple):
 class Engine:
     """Continuous batching over a paged KV cache: add requests, step, collect outputs."""
 
-    def __init__(self, config: EngineConfig, runner: ModelRunner) -> None:
+    def __init__(self, config: EngineConfig, runner: Runner) -> None:
         self.config = config
         self._runner = runner
         self._scheduler = Scheduler(config)

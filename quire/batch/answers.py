@@ -11,7 +11,7 @@ from quire.wire.output import Completion, TokenChunk
 
 
 @dataclass(slots=True)
-class Answer:
+class LineAnswer:
     """Collects the completed choices of a line, until all have completed or one has failed."""
 
     line: BatchLine
@@ -42,7 +42,7 @@ class Answer:
 class OpenChoice:
     """A choice whose request has not ended, and the part of its output that was read."""
 
-    answer: Answer
+    answer: LineAnswer
     choice: int
     following: Following
     attempt: int = 0
@@ -61,7 +61,7 @@ class OpenChoice:
 
 def open_choices(line: BatchLine) -> list[OpenChoice]:
     """The choices of a line, none of them submitted yet."""
-    answer = Answer(line)
+    answer = LineAnswer(line)
     return [
         OpenChoice(answer, choice, Following(line.request_id(choice)))
         for choice in range(line.num_choices)

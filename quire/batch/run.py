@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from quire.batch.answers import Answer, OpenChoice, open_choices
+from quire.batch.answers import LineAnswer, OpenChoice, open_choices
 from quire.batch.files import LineReader, ResultFiles, count_lines
 from quire.batch.lines import (
     CANCELLED,
@@ -332,7 +332,7 @@ class BatchRun:
             else:
                 self._fail(line, code, reason)
 
-    def _fail_answer(self, answer: Answer, code: str, message: str) -> None:
+    def _fail_answer(self, answer: LineAnswer, code: str, message: str) -> None:
         """Fails a line because of one choice, and cancels its other choices."""
         if answer.has_failed:
             return

@@ -25,7 +25,7 @@ from quire.transitions.calls import (
 )
 from quire.transitions.values import Expired, Lost, Promoted, Reaped, Restored
 from quire.transport.procedure import command
-from quire.transport.script_runner import Call
+from quire.transport.script_runner import ScriptCall
 from quire.wire.output import State
 
 #: About how many open requests one turn of `restore` examines: four calls of RESTORE, and about
@@ -124,7 +124,7 @@ class Moving(Shard):
     def _move(
         self,
         transition: str,
-        call: Callable[[Keys, Sequence[str]], Call],
+        call: Callable[[Keys, Sequence[str]], ScriptCall],
         *,
         times: str,
         limit: int,
@@ -141,7 +141,7 @@ class Moving(Shard):
         self,
         request_ids: Sequence[str],
         transition: str,
-        call: Callable[[Keys, Sequence[str]], Call],
+        call: Callable[[Keys, Sequence[str]], ScriptCall],
     ) -> Iterator[tuple[str, str]]:
         """Runs a transition on many requests; the replies that are not empty."""
         for part in in_parts(request_ids):
@@ -167,7 +167,7 @@ class Moving(Shard):
     def _move_alone(
         self,
         transition: str,
-        call: Callable[[Keys, Sequence[str]], Call],
+        call: Callable[[Keys, Sequence[str]], ScriptCall],
         request_ids: Sequence[str],
         *,
         error: ProtocolError,

@@ -19,7 +19,7 @@ from quire.transitions.replies import full_queue
 from quire.transitions.routing import placed
 from quire.transitions.values import Submitted
 from quire.transport.procedure import Procedure
-from quire.transport.script_runner import Argument, Call, raise_if_error
+from quire.transport.script_runner import Argument, ScriptCall, raise_if_error
 from quire.wire.arguments import (
     MAX_SECONDS,
     MIN_KEPT_SECONDS,
@@ -48,7 +48,7 @@ class Ask:
     """The step that calls one transition. Its replies are those of `ScriptRunner.run_many`."""
 
     transition: str
-    calls: Sequence[Call]
+    calls: Sequence[ScriptCall]
 
     @property
     def must_be_durable(self) -> bool:
@@ -57,7 +57,7 @@ class Ask:
 
 
 def submitting(
-    keys: Keys, messages: Sequence[Message], *, calls: Sequence[Call] | None = None
+    keys: Keys, messages: Sequence[Message], *, calls: Sequence[ScriptCall] | None = None
 ) -> Procedure[list[Submitted]]:
     """See `Broker.submit_many`. `calls` are those for the messages, if the caller has made them."""
     submitted: list[Submitted] = []

@@ -46,7 +46,7 @@ from quire.transitions.values import (
 )
 from quire.transport.connection import is_refused
 from quire.transport.procedure import command
-from quire.transport.script_runner import Begun, Call, raise_if_error
+from quire.transport.script_runner import Begun, ScriptCall, raise_if_error
 from quire.transport.shared_connection import SharedConnection
 from quire.wire.codec import pack
 from quire.wire.output import Completion, ErrorInfo, FinishReason, State
@@ -234,7 +234,9 @@ class Working(Shard):
             replies += [answers[number] for number in range(len(part))]
         return replies
 
-    def _calls_of(self, items: Sequence[CommitItem], extensions: list[Extension]) -> Iterator[Call]:
+    def _calls_of(
+        self, items: Sequence[CommitItem], extensions: list[Extension]
+    ) -> Iterator[ScriptCall]:
         for extension in self._commit_calls.extensions(items):
             extensions.append(extension)
             yield extension.call

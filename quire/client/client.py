@@ -27,7 +27,7 @@ from quire.client.conflicts import refuse_others
 from quire.client.ends import EndsReading, SinkReading, reading_of
 from quire.client.group_handle import GroupHandle
 from quire.client.handle import Handle
-from quire.client.steps import AnyBroker, Call, in_thread
+from quire.client.steps import AnyBroker, BrokerCall, in_thread
 from quire.client.vectors import (
     Choices,
     Inputs,
@@ -363,7 +363,7 @@ def submitting(
     parting = Parting(messages, len(brokers))
     for shard, part in parting.parts():
         try:
-            submitted = yield Call(partial(brokers[shard].submit_messages, part))
+            submitted = yield BrokerCall(partial(brokers[shard].submit_messages, part))
         except QuireError as error:
             parting.failed(error)
         else:

@@ -15,7 +15,7 @@ from typing import Any
 from quire.broker.telling import Delivery
 from quire.client.handle import retried
 from quire.client.shard_cursor import cursors_in
-from quire.client.steps import AnyBroker, Call
+from quire.client.steps import AnyBroker, BrokerCall
 from quire.errors import InvalidRequest
 from quire.transport.connection import MAX_BLOCK_SECONDS
 from quire.transport.patience import Patience
@@ -143,7 +143,7 @@ class SinkReading:
         for broker, positions in self._handled.items():
             if positions:
                 acknowledge = partial(broker.acknowledge, self._group, positions.copy())
-                yield Call(acknowledge)
+                yield BrokerCall(acknowledge)
                 positions.clear()
 
     def _give(self, broker: AnyBroker, read: Any) -> Procedure[bool]:

@@ -18,7 +18,7 @@ from typing import Any
 from quire.broker.broker import Broker
 from quire.broker.grouping import EndsCursor, GroupEnd
 from quire.client.handle import completion_of, explaining, retried
-from quire.client.steps import AnyBroker, Call, in_thread
+from quire.client.steps import AnyBroker, BrokerCall, in_thread
 from quire.errors import ProtocolError, QuireError, ResultExpired
 from quire.transport.connection import MAX_BLOCK_SECONDS
 from quire.transport.patience import Patience
@@ -78,7 +78,7 @@ def counts_of(brokers: Sequence[AnyBroker], group: str) -> Procedure[dict[State,
     """See `GroupHandle.counts`."""
     total = Counter[State]()
     for broker in brokers:
-        total.update((yield Call(partial(broker.group_counts, group))))
+        total.update((yield BrokerCall(partial(broker.group_counts, group))))
     return dict(total)
 
 
@@ -86,8 +86,8 @@ def cancelling(brokers: Sequence[AnyBroker], group: str) -> Procedure[int]:
     """See `GroupHandle.cancel`."""
     num_open = 0
     for broker in brokers:
-        members = yield Call(partial(broker.open_members, group))
-        num_open += len((yield Call(partial(broker.cancel_many, members))))
+        members = yield BrokerCall(partial(broker.open_members, group))
+        num_open += len((yield BrokerCall(partial(broker.cancel_many, members))))
     return num_open
 
 
@@ -173,8 +173,8 @@ class GroupReading:
         for broker in waiting:
             # A lasting error is raised by the next read.
             with contextlib.suppress(QuireError):
-                overdue = yield Call(partial(broker.overdue, self._group))
-                yield Call(partial(broker.end_overdue, overdue))
+                overdue = yield BrokerCall(partial(broker.overdue, self._group))
+                yield BrokerCall(partial(broker.end_overdue, overdue))
 
 
 def _give_nothing(_broker: AnyBroker, _end: GroupEnd) -> Procedure[None]:

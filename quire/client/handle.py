@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from quire.broker.broker import Broker
 from quire.client.following import MAX_READINGS, Following, joined_items, raise_unless_completed
-from quire.client.steps import AnyBroker, Call, Collect, Pause, in_thread
+from quire.client.steps import AnyBroker, BrokerCall, Collect, Pause, in_thread
 from quire.errors import BrokerUnavailable, OutputRewound, ProtocolError, QuireError, UnknownRequest
 from quire.transitions.output_log import OutputRead
 from quire.transitions.values import RequestStatus
@@ -162,7 +162,7 @@ def completion_of(broker: AnyBroker, request_id: str) -> Procedure[Completion | 
 def _read_whole(broker: AnyBroker, request_id: str) -> Procedure[Completion | None]:
     following, items = Following(request_id, known=True), list[TokenChunk | Completion]()
     while not following.has_ended:
-        reads = yield Call(partial(broker.read_output, following.position))
+        reads = yield BrokerCall(partial(broker.read_output, following.position))
         if (read := reads.get(request_id)) is not None:
             items += yield Collect(following.take(read))
             continue
@@ -182,7 +182,7 @@ def retried(patience: Patience, read: Callable[[], Any]) -> Procedure[Any]:
     """
     while True:
         try:
-            result = yield Call(read, patience.longest_call)
+            result = yield BrokerCall(read, patience.longest_call)
         except BrokerUnavailable as error:
             pause = patience.bear(error)
         except TimeoutError:
@@ -200,7 +200,7 @@ def explaining(patience: Patience, broker: AnyBroker) -> Procedure[None]:
         reason = None
         # An error here is not raised, because the next read raises it if it lasts.
         with contextlib.suppress(QuireError):
-            reason = yield Call(broker.absence)
+            reason = yield BrokerCall(broker.absence)
         patience.explain(reason)
 
 
@@ -211,12 +211,12 @@ def _end_overdue(broker: AnyBroker, request_id: str) -> Procedure[None]:
     end a request; then a worker ends it.
     """
     with contextlib.suppress(QuireError):
-        yield Call(partial(broker.end_overdue, [request_id]))
+        yield BrokerCall(partial(broker.end_overdue, [request_id]))
 
 
 def _status(broker: AnyBroker, request_id: str) -> Procedure[RequestStatus | None]:
     try:
-        status: RequestStatus = yield Call(partial(broker.status, request_id))
+        status: RequestStatus = yield BrokerCall(partial(broker.status, request_id))
     except UnknownRequest:
         return None
     return status

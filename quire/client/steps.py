@@ -24,7 +24,7 @@ AnyBroker = Broker | AsyncBroker
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class BrokerCall:
     """Calls a method of a broker, or runs a procedure of such steps; the reply is its result.
 
     An event loop stops waiting after `longest_seconds`; a thread cannot.
@@ -48,12 +48,12 @@ class Collect:
     items: Iterator[Any]
 
 
-Step = Call | Pause | Collect
+Step = BrokerCall | Pause | Collect
 
 
 def in_thread(step: Step) -> Any:
     """Carries out one step and returns its result."""
-    if isinstance(step, Call):
+    if isinstance(step, BrokerCall):
         result = step.method()
         return run(result, in_thread) if isinstance(result, Generator) else result
     if isinstance(step, Collect):
@@ -63,7 +63,7 @@ def in_thread(step: Step) -> Any:
 
 async def in_loop(step: Step) -> Any:
     """See `in_thread`. TimeoutError if a call takes longer than its `longest_seconds`."""
-    if isinstance(step, Call):
+    if isinstance(step, BrokerCall):
         async with asyncio.timeout(step.longest_seconds):
             result = step.method()
             return await (run_async(result, in_loop) if isinstance(result, Generator) else result)

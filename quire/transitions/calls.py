@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from quire.keys import Keys
 from quire.transitions.values import BackOff, Claim, DeadLetter, QueuePolicy
-from quire.transport.script_runner import Argument, Call
+from quire.transport.script_runner import Argument, ScriptCall
 from quire.wire.codec import pack
 from quire.wire.message import Message
 from quire.wire.sizes import estimated_tokens, is_open_ended, most_tokens_of_answer
@@ -24,7 +24,7 @@ MAX_REASON_LENGTH = 500
 _Item = TypeVar("_Item")
 
 
-def submit_call(keys: Keys, message: Message, *, holder: str | None = None) -> Call:
+def submit_call(keys: Keys, message: Message, *, holder: str | None = None) -> ScriptCall:
     """For submit.lua. `holder` is the id found under the idempotency key, to be looked at too."""
     request = message.request
     names = [*keys.of_producers, *keys.of_scripts(request.id)]
@@ -32,7 +32,7 @@ def submit_call(keys: Keys, message: Message, *, holder: str | None = None) -> C
         names.append(keys.idempotency(request.tenant, request.idempotency_key))
         names += [keys.request(holder)] if holder else []
     metadata = pack(request.metadata, field="metadata") if request.metadata else b""
-    return Call(
+    return ScriptCall(
         names,
         (
             request.id,
@@ -54,14 +54,14 @@ def submit_call(keys: Keys, message: Message, *, holder: str | None = None) -> C
     )
 
 
-def cancel_call(keys: Keys, request_id: str) -> Call:
+def cancel_call(keys: Keys, request_id: str) -> ScriptCall:
     """For cancel.lua."""
-    return Call((*keys.of_producers, *keys.of_scripts(request_id)), (request_id,))
+    return ScriptCall((*keys.of_producers, *keys.of_scripts(request_id)), (request_id,))
 
 
-def discard_call(keys: Keys, request_id: str) -> Call:
+def discard_call(keys: Keys, request_id: str) -> ScriptCall:
     """For discard.lua."""
-    return Call(keys.of_request(request_id), (request_id,))
+    return ScriptCall(keys.of_request(request_id), (request_id,))
 
 
 def claim_call(
@@ -72,91 +72,95 @@ def claim_call(
     fingerprint: str | None,
     worker: str = "",
     affinity_ms: int = 0,
-) -> Call:
+) -> ScriptCall:
     """For claim.lua."""
     names = [*_names(keys, [request_id]), keys.served, keys.workers]
-    return Call(names, (request_id, owner, fingerprint or "", worker, affinity_ms))
+    return ScriptCall(names, (request_id, owner, fingerprint or "", worker, affinity_ms))
 
 
-def balance_call(keys: Keys, *, most: int) -> Call:
+def balance_call(keys: Keys, *, most: int) -> ScriptCall:
     """For balance.lua."""
-    return Call(keys.of_workers, (most,))
+    return ScriptCall(keys.of_workers, (most,))
 
 
-def announce_call(keys: Keys, policy: QueuePolicy, *, replaces: bool) -> Call:
+def announce_call(keys: Keys, policy: QueuePolicy, *, replaces: bool) -> ScriptCall:
     """For announce.lua."""
     arguments = (policy.name, policy.aging_ms, policy.size_scale, int(replaces))
-    return Call((keys.control, keys.survey), arguments)
+    return ScriptCall((keys.control, keys.survey), arguments)
 
 
-def heartbeat_call(keys: Keys, claims: Sequence[Claim]) -> Call:
+def heartbeat_call(keys: Keys, claims: Sequence[Claim]) -> ScriptCall:
     """For heartbeat.lua."""
     return _of_claims(keys, claims)
 
 
-def release_call(keys: Keys, claims: Sequence[Claim]) -> Call:
+def release_call(keys: Keys, claims: Sequence[Claim]) -> ScriptCall:
     """For release.lua."""
     return _of_claims(keys, claims)
 
 
-def reap_call(keys: Keys, request_ids: Sequence[str]) -> Call:
+def reap_call(keys: Keys, request_ids: Sequence[str]) -> ScriptCall:
     """For reap.lua."""
-    return Call(_names(keys, request_ids), request_ids)
+    return ScriptCall(_names(keys, request_ids), request_ids)
 
 
-def promote_call(keys: Keys, request_ids: Sequence[str]) -> Call:
+def promote_call(keys: Keys, request_ids: Sequence[str]) -> ScriptCall:
     """For promote.lua."""
-    return Call(_names(keys, request_ids), request_ids)
+    return ScriptCall(_names(keys, request_ids), request_ids)
 
 
-def restore_call(keys: Keys, request_ids: Sequence[str]) -> Call:
+def restore_call(keys: Keys, request_ids: Sequence[str]) -> ScriptCall:
     """For restore.lua."""
-    return Call(_names(keys, request_ids), request_ids)
+    return ScriptCall(_names(keys, request_ids), request_ids)
 
 
 def survey_call(
     keys: Keys, *, count: int, pause_ms: int, rest_ms: int, is_at_once: bool = False
-) -> Call:
+) -> ScriptCall:
     """For survey.lua."""
     arguments = (count, pause_ms, rest_ms, int(is_at_once))
-    return Call((keys.open, keys.counts, keys.survey), arguments)
+    return ScriptCall((keys.open, keys.counts, keys.survey), arguments)
 
 
-def expire_call(keys: Keys, request_ids: Sequence[str]) -> Call:
+def expire_call(keys: Keys, request_ids: Sequence[str]) -> ScriptCall:
     """For expire.lua."""
     names = [*keys.of_producers, keys.lease]
     for request_id in request_ids:
         names += keys.of_scripts(request_id)
-    return Call(names, request_ids)
+    return ScriptCall(names, request_ids)
 
 
-def condemn_call(keys: Keys, request_id: str, *, reason: str, done: bytes) -> Call:
+def condemn_call(keys: Keys, request_id: str, *, reason: str, done: bytes) -> ScriptCall:
     """For condemn.lua."""
-    return Call(_names(keys, [request_id]), (request_id, reason, done))
+    return ScriptCall(_names(keys, [request_id]), (request_id, reason, done))
 
 
-def dead_letter_call(keys: Keys, claim: Claim, reason: str, *, done: bytes) -> Call:
+def dead_letter_call(keys: Keys, claim: Claim, reason: str, *, done: bytes) -> ScriptCall:
     """For dead_letter.lua."""
-    return Call(_names(keys, [claim.request_id]), (*_fence(claim), reason, done))
+    return ScriptCall(_names(keys, [claim.request_id]), (*_fence(claim), reason, done))
 
 
-def fail_call(keys: Keys, claim: Claim, *, retry: BackOff | None, reason: str, done: bytes) -> Call:
+def fail_call(
+    keys: Keys, claim: Claim, *, retry: BackOff | None, reason: str, done: bytes
+) -> ScriptCall:
     """For fail.lua. Without a `retry` the request ends."""
     pauses = (retry.first_ms, retry.longest_ms, retry.draw()) if retry else (0, 0, 0)
     arguments = (*_fence(claim), int(retry is not None), reason, done, *pauses)
-    return Call(_names(keys, [claim.request_id]), arguments)
+    return ScriptCall(_names(keys, [claim.request_id]), arguments)
 
 
-def requeue_call(keys: Keys, letter: DeadLetter, *, keep_tokens: bool) -> Call:
+def requeue_call(keys: Keys, letter: DeadLetter, *, keep_tokens: bool) -> ScriptCall:
     """For requeue.lua."""
     arguments = (letter.request_id, letter.entry_id, int(keep_tokens))
-    return Call(_names(keys, [letter.request_id]), arguments)
+    return ScriptCall(_names(keys, [letter.request_id]), arguments)
 
 
-def beat_call(keys: Keys, worker: str, *, state: str, load: bytes, memory_seconds: float) -> Call:
+def beat_call(
+    keys: Keys, worker: str, *, state: str, load: bytes, memory_seconds: float
+) -> ScriptCall:
     """For beat_worker.lua."""
     arguments = (worker, state, load, int(memory_seconds * 1000))
-    return Call((keys.workers, keys.control), arguments)
+    return ScriptCall((keys.workers, keys.control), arguments)
 
 
 def in_parts(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
@@ -165,11 +169,11 @@ def in_parts(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
         yield items[first : first + MAX_ITEMS_PER_CALL]
 
 
-def _of_claims(keys: Keys, claims: Sequence[Claim]) -> Call:
+def _of_claims(keys: Keys, claims: Sequence[Claim]) -> ScriptCall:
     arguments: list[Argument] = []
     for claim in claims:
         arguments += _fence(claim)
-    return Call(_names(keys, (claim.request_id for claim in claims)), arguments)
+    return ScriptCall(_names(keys, (claim.request_id for claim in claims)), arguments)
 
 
 def _names(keys: Keys, request_ids: Iterable[str]) -> list[str]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from quire.errors import ProtocolError
 from quire.keys import Keys
 from quire.transitions.values import Claim, CommitItem, CommitReply, CommitStatus
-from quire.transport.script_runner import Argument, Call
+from quire.transport.script_runner import Argument, ScriptCall
 from quire.wire.codec import pack_ids
 from quire.wire.history import BASES, PRIMES, hashes_of, parts_of
 from quire.wire.logprobs import pack_tokens
@@ -58,7 +58,7 @@ class _Course:
 class Extension(NamedTuple):
     """A call of EXTEND: which items it is about, and where their claims stand when it succeeds."""
 
-    call: Call
+    call: ScriptCall
     numbers: list[int]
     courses: list[_Course]
     standings: list[_Standing]
@@ -108,7 +108,7 @@ class CommitCalls:
             chosen.append(number)
             courses.append(course)
             standings.append((finish, first, second, after))
-        return Extension(Call(names, ids + rows), chosen, courses, standings)
+        return Extension(ScriptCall(names, ids + rows), chosen, courses, standings)
 
     def extended(self, extension: Extension, reply: bytes) -> dict[int, CommitReply]:
         """Reads the reply of extend.lua: the answers to the items that are added, by their number.
@@ -123,7 +123,7 @@ class CommitCalls:
                 answers[number] = _added(standing[0])
         return answers
 
-    def commit(self, items: Iterable[CommitItem]) -> Call:
+    def commit(self, items: Iterable[CommitItem]) -> ScriptCall:
         """For commit.lua."""
         names, lines = list(self._of_workers), list[str]()
         arguments, ends = list[Argument](), list[Argument]()
@@ -141,7 +141,7 @@ class CommitCalls:
                 fence = f"{fence[:-1]} {item.fingerprint}\n"
             lines.append(f"{item.start} {finish} {first} {second} {state} {fence}")
             arguments += _packed_tokens(item), item.text, _packed_ends(item.text_ends)
-        return Call(names, ("".join(lines), *arguments, *ends))
+        return ScriptCall(names, ("".join(lines), *arguments, *ends))
 
     def committed(self, items: Sequence[CommitItem], reply: bytes) -> list[CommitReply]:
         """Reads the reply of commit.lua. ProtocolError when it is about another number of items."""

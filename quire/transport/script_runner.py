@@ -78,7 +78,7 @@ MAX_BYTES_PER_PIPELINE = 1 << 23
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ScriptCall:
     """One call of a transition: all its keys, and its arguments after the settings."""
 
     keys: Sequence[str]
@@ -114,7 +114,7 @@ class ScriptRunner:
         self._retrying = retrying
         self._sources = sources or {}
 
-    def run(self, name: str, call: Call) -> Any:
+    def run(self, name: str, call: ScriptCall) -> Any:
         """Runs one transition and returns its reply.
 
         BrokerUnavailable, QueueFull, or ProtocolError, see `script_error`.
@@ -139,7 +139,7 @@ class ScriptRunner:
         return self._retrying(judged)
 
     def run_many(
-        self, name: str, calls: Iterable[Call], *, durability: DurabilityRules | None = None
+        self, name: str, calls: Iterable[ScriptCall], *, durability: DurabilityRules | None = None
     ) -> list[Any]:
         """Runs many calls in few round trips. Each is atomic; all of them together are not.
 
@@ -154,7 +154,7 @@ class ScriptRunner:
             replies += self._retrying(partial(self._pipeline, name, made, durability))
         return [script_error(r) if isinstance(r, RedisError) else r for r in replies]
 
-    def run_as_made(self, name: str, calls: Iterator[Call]) -> list[Any]:
+    def run_as_made(self, name: str, calls: Iterator[ScriptCall]) -> list[Any]:
         """Like `run_many`, but sends each call at once, so that it runs while the next is made."""
         made: list[ScriptArguments] = []
 
@@ -170,7 +170,7 @@ class ScriptRunner:
             pass
         return self._settled(name, made, replies)
 
-    def begin(self, name: str, calls: Iterator[Call], shared: SharedConnection) -> Begun:
+    def begin(self, name: str, calls: Iterator[ScriptCall], shared: SharedConnection) -> Begun:
         """Sends each call as it is made; `finish` reads the replies."""
         made: list[ScriptArguments] = []
         sha = script_sha(self._sources.get(name) or load_source(name))
@@ -233,7 +233,7 @@ class ScriptRunner:
         return send(self._connection, trip)
 
 
-def arguments_of(call: Call, settings: Sequence[Argument]) -> ScriptArguments:
+def arguments_of(call: ScriptCall, settings: Sequence[Argument]) -> ScriptArguments:
     """What EVALSHA takes for this call."""
     return len(call.keys), (*call.keys, *settings, *call.arguments)
 
@@ -273,9 +273,9 @@ def _judged(
     return found[:num_calls]
 
 
-def pipelines_of(calls: Iterable[Call]) -> Iterator[list[Call]]:
+def pipelines_of(calls: Iterable[ScriptCall]) -> Iterator[list[ScriptCall]]:
     """The calls in order, in parts for one pipeline each."""
-    part: list[Call] = []
+    part: list[ScriptCall] = []
     num_bytes = 0
     for call in calls:
         added = sum(len(value) for value in call.arguments if not isinstance(value, int))

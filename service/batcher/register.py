@@ -1,6 +1,6 @@
 """The register of the batcher's metrics; see service/observe/register.py for the worker's."""
 
-from service.settings.families import NONE, Family
+from service.settings.families import NONE, MetricFamily
 
 #: How a claim of a batch ends: the statuses of an ended batch, then what leads to another claim.
 ENDINGS = (
@@ -8,21 +8,21 @@ ENDINGS = (
     *("drained", "lost", "unavailable", "storage", "defect"),
 )
 
-BATCHER_REGISTER: tuple[Family, ...] = (
-    Family(
+BATCHER_REGISTER: tuple[MetricFamily, ...] = (
+    MetricFamily(
         "gauge",
         "quire_batcher_batches",
         {"state": ("running", "limit")},
         "Batches that this batcher runs, and the most that it runs at once.",
     ),
-    Family(
+    MetricFamily(
         "gauge",
         "quire_batcher_queue_batches",
         {"state": ("held", "free")},
         "Batches of the queue that have not ended. free: no batcher holds them. Every batcher "
         "exports the same number.",
     ),
-    Family(
+    MetricFamily(
         "counter",
         "quire_batcher_claims_total",
         {"ending": ENDINGS},
@@ -31,19 +31,19 @@ BATCHER_REGISTER: tuple[Family, ...] = (
         "left. storage: the storage of files failed. defect: see the log. All of the last five "
         "lead to another claim.",
     ),
-    Family(
+    MetricFamily(
         "counter",
         "quire_batcher_lines_total",
         {"outcome": ("completed", "failed")},
         "Lines of batches that this batcher has written a result or an error for.",
     ),
-    Family(
+    MetricFamily(
         "counter",
         "quire_batcher_deleted_total",
         {"kind": ("file", "batch")},
         "Files and records of batches that were deleted because their time was over.",
     ),
-    Family(
+    MetricFamily(
         "gauge",
         "quire_batcher_seconds_since_contact",
         NONE,
@@ -52,6 +52,6 @@ BATCHER_REGISTER: tuple[Family, ...] = (
 )
 
 
-def batcher_families() -> dict[str, Family]:
+def batcher_families() -> dict[str, MetricFamily]:
     """The batcher's metrics by name."""
     return {family.name: family for family in BATCHER_REGISTER}

@@ -18,7 +18,7 @@ from quire.broker.shard import Shard
 from quire.keys import Keys
 from quire.transitions.replies import ms_of
 from quire.transport.procedure import Procedure, RoundTrip, command
-from quire.transport.script_runner import BATCHES, Argument, Call, raise_if_error
+from quire.transport.script_runner import BATCHES, Argument, ScriptCall, raise_if_error
 from service.batches.records import BatchRecord, FileRecord
 
 #: How long a file may be uploaded before its reservation is given up.
@@ -318,7 +318,7 @@ def forget_batch(keys: Keys, batch_id: str, *, tenant: str) -> Procedure[None]:
 
 
 def _asked(transition: str, names: Sequence[str], *arguments: Argument) -> Procedure[Any]:
-    (reply,) = yield Ask(f"{BATCHES}{transition}", [Call(names, arguments)])
+    (reply,) = yield Ask(f"{BATCHES}{transition}", [ScriptCall(names, arguments)])
     return raise_if_error(reply)
 
 

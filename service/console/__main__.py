@@ -36,12 +36,12 @@ def _run() -> int:
     try:
         settings = ConsoleSettings.load()
         # Imported only here, so that `--help` and wrong settings are answered quickly.
-        from service.console.server import Server
+        from service.console.server import ConsoleServer
         from service.settings.logs import configure_logs, warn_of_settings
 
         configure_logs(level=settings.log_level, style=settings.log_format)
         warn_of_settings(ConsoleSettings.unknown_variables(os.environ))
-        server = Server(settings)
+        server = ConsoleServer(settings)
     except ConfigurationError as error:
         sys.stderr.write(f"configuration: {error}\n")
         return EXIT_USAGE

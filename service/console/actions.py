@@ -21,7 +21,7 @@ from service.batches import ledger
 from service.batches.ledger import Ledger
 from service.batches.records import BATCH_ID
 from service.console.reading.letters import letter_with
-from service.console.reading.queue import RETRY_SECONDS, Queue
+from service.console.reading.queue import RETRY_SECONDS, QueueReading
 
 #: The largest number of a limit.
 MAX_LIMIT = 10**12
@@ -75,10 +75,10 @@ class Done(NamedTuple):
     path: str
 
 
-Action = Callable[[Queue, Fields], Done]
+Action = Callable[[QueueReading, Fields], Done]
 
 
-def pause(queue: Queue, fields: Fields) -> Done:
+def pause(queue: QueueReading, fields: Fields) -> Done:
     """No request of the queue is claimed from now on."""
     reason = fields.text("reason")[:MAX_REASON_LENGTH]
     for broker in queue.brokers:
@@ -86,14 +86,14 @@ def pause(queue: Queue, fields: Fields) -> Done:
     return Done("The queue is paused. Running requests continue.", "")
 
 
-def resume(queue: Queue, _: Fields) -> Done:
+def resume(queue: QueueReading, _: Fields) -> Done:
     """Ends a pause."""
     for broker in queue.brokers:
         broker.resume()
     return Done("The queue is open again.", "")
 
 
-def drain(queue: Queue, fields: Fields) -> Done:
+def drain(queue: QueueReading, fields: Fields) -> Done:
     """Asks a worker to end."""
     name = fields.text("worker")
     brokers = [b for b in queue.brokers if name in {info.name for info in b.workers()}]
@@ -104,7 +104,7 @@ def drain(queue: Queue, fields: Fields) -> Done:
     return Done(f"{name} was asked to drain. It reads this within its lease.", "/workers")
 
 
-def cancel(queue: Queue, fields: Fields) -> Done:
+def cancel(queue: QueueReading, fields: Fields) -> Done:
     """Cancels a request. UnknownRequest."""
     request_id = fields.text("request")
     state = queue.broker_of(request_id).cancel(request_id)
@@ -112,7 +112,7 @@ def cancel(queue: Queue, fields: Fields) -> Done:
     return Done(f"The cancel was accepted. {says}", f"/requests/{request_id}")
 
 
-def requeue(queue: Queue, fields: Fields) -> Done:
+def requeue(queue: QueueReading, fields: Fields) -> Done:
     """Queues the requests of dead letters again, with their tokens if `keep` is set."""
     states = []
     keeps_tokens = fields.text("keep") == "1"
@@ -126,7 +126,7 @@ def requeue(queue: Queue, fields: Fields) -> Done:
     return Done(_counted("Queued again", states, good="queued"), "/dead")
 
 
-def purge(queue: Queue, fields: Fields) -> Done:
+def purge(queue: QueueReading, fields: Fields) -> Done:
     """Deletes dead letters. Their requests stay ended."""
     letters = _letters(queue, fields)
     for broker, entry_id in letters:
@@ -134,7 +134,7 @@ def purge(queue: Queue, fields: Fields) -> Done:
     return Done(f"Deleted letters: {len(letters)}.", "/dead")
 
 
-def set_limits(queue: Queue, fields: Fields) -> Done:
+def set_limits(queue: QueueReading, fields: Fields) -> Done:
     """Replaces the limits of the queue that are not of one tenant."""
     timeout, target = fields.seconds("request_timeout"), fields.seconds("target_latency")
     fairness, ends = fields.text("fairness"), fields.number("ends", most=10_000_000)
@@ -164,7 +164,7 @@ def set_limits(queue: Queue, fields: Fields) -> Done:
     return Done("The limits are set. They apply to every submit from now on.", "/limits")
 
 
-def set_tenant(queue: Queue, fields: Fields) -> Done:
+def set_tenant(queue: QueueReading, fields: Fields) -> Done:
     """Replaces the limits and the weight of one tenant; an empty field removes its own value."""
     tenant = fields.text("tenant")
     if not is_tenant_name(tenant):
@@ -183,7 +183,7 @@ def set_tenant(queue: Queue, fields: Fields) -> Done:
     return Done(f"The limits of {tenant} are set.", "/limits")
 
 
-def cancel_batch(queue: Queue, fields: Fields) -> Done:
+def cancel_batch(queue: QueueReading, fields: Fields) -> Done:
     """Asks for the end of a batch."""
     batch_id = fields.text("batch")
     if not BATCH_ID.fullmatch(batch_id):
@@ -209,7 +209,7 @@ ACTIONS: Mapping[str, Action] = {
 }
 
 
-def _letters(queue: Queue, fields: Fields) -> list[tuple[Broker, str]]:
+def _letters(queue: QueueReading, fields: Fields) -> list[tuple[Broker, str]]:
     """The chosen letters: the broker of each, and the id of its entry. InvalidRequest for none."""
     chosen = []
     for value in fields.all("letter"):

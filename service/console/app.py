@@ -33,7 +33,7 @@ from service.console.forms import (
 from service.console.headers import Headers
 from service.console.pages import PAGES, PageKind, Watched, parameters_of, seen_by
 from service.console.reading.history import NUM_SAMPLES, History
-from service.console.reading.queue import Queue, views_of
+from service.console.reading.queue import QueueReading, views_of
 from service.console.reading.request import Piece, piece_after
 from service.console.reading.shared import SharedReads
 from service.console.settings import ConsoleSettings
@@ -75,7 +75,9 @@ Handler = Callable[[Request, Visit], Awaitable[Response]]
 class Console:
     """One console: `app` is what a server runs. For one event loop."""
 
-    def __init__(self, queues: Sequence[Queue], settings: ConsoleSettings, users: Users) -> None:
+    def __init__(
+        self, queues: Sequence[QueueReading], settings: ConsoleSettings, users: Users
+    ) -> None:
         self._settings = settings
         self._users = users
         self._tokens = Tokens()

@@ -17,7 +17,7 @@ from service.console.reading.batches import batches_of
 from service.console.reading.history import History
 from service.console.reading.letters import letters_of
 from service.console.reading.numbers import refusing_huge_numbers
-from service.console.reading.queue import Queue
+from service.console.reading.queue import QueueReading
 from service.console.reading.request import life_of
 from service.console.reading.timeline import events_of, spans_of
 
@@ -36,7 +36,7 @@ _CURSOR = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 class Watched(NamedTuple):
     """A queue, and what it did in the last hour."""
 
-    queue: Queue
+    queue: QueueReading
     history: History
 
 

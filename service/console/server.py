@@ -12,7 +12,7 @@ import uvicorn
 from quire.transport.connection import connect
 from service.console.access import Users
 from service.console.app import Console
-from service.console.reading.queue import Queue
+from service.console.reading.queue import QueueReading
 from service.console.settings import ConsoleSettings
 from service.gateway.http.heads import TimedConnection
 from service.gateway.http.sockets import listening
@@ -33,7 +33,7 @@ MAX_CONNECTIONS = 1000
 _log = structlog.get_logger("service.console")
 
 
-class Server:
+class ConsoleServer:
     """One console and its socket.
 
     Raises:
@@ -77,7 +77,7 @@ class Server:
         """Serve over this connection until `stop` is called."""
         settings = self._settings
         queues = [
-            Queue(
+            QueueReading(
                 connection,
                 name,
                 shards=settings.shards,
@@ -123,7 +123,7 @@ class Server:
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn's server without its signal handlers: `Server` ends it."""
+    """uvicorn's server without its signal handlers: `ConsoleServer` ends it."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

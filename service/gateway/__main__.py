@@ -41,12 +41,12 @@ def _run() -> int:
     try:
         settings = GatewaySettings.load()
         # Imported only here, so that `--help` and wrong settings are answered quickly.
-        from service.gateway.http.server import Server
+        from service.gateway.http.server import GatewayServer
         from service.settings.logs import configure_logs, warn_of_settings
 
         configure_logs(level=settings.log_level, style=settings.log_format)
         warn_of_settings(GatewaySettings.unknown_variables(os.environ))
-        server = Server(settings)
+        server = GatewayServer(settings)
     except ConfigurationError as error:
         sys.stderr.write(f"configuration: {error}\n")
         return EXIT_USAGE

@@ -11,7 +11,7 @@ MAX_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class PageQuery:
     """Which part of a list is asked for; `after` is the id of the last one that the caller has."""
 
     limit: int
@@ -19,7 +19,7 @@ class Page:
     is_ascending: bool
 
 
-def page_of(query: Mapping[str, str], *, longest: int, default: int) -> Page:
+def page_of(query: Mapping[str, str], *, longest: int, default: int) -> PageQuery:
     """Reads `limit`, `after` and `order`; the newest comes first by default. InvalidRequest."""
     limit = number_in(query, "limit", default)
     if not 1 <= limit <= longest:
@@ -27,10 +27,10 @@ def page_of(query: Mapping[str, str], *, longest: int, default: int) -> Page:
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise InvalidRequest("order", "must be asc or desc")
-    return Page(limit, query.get("after") or None, order == "asc")
+    return PageQuery(limit, query.get("after") or None, order == "asc")
 
 
-def part_of(items: Sequence[Mapping[str, Any]], page: Page) -> Sequence[Mapping[str, Any]]:
+def part_of(items: Sequence[Mapping[str, Any]], page: PageQuery) -> Sequence[Mapping[str, Any]]:
     """The items of a page, and one more if there are more; the oldest item is first in `items`.
 
     InvalidRequest if no item is that of `after`.
@@ -45,7 +45,7 @@ def part_of(items: Sequence[Mapping[str, Any]], page: Page) -> Sequence[Mapping[
     return ordered[first : first + page.limit + 1]
 
 
-def page_body(bodies: Sequence[Mapping[str, Any]], page: Page) -> dict[str, Any]:
+def page_body(bodies: Sequence[Mapping[str, Any]], page: PageQuery) -> dict[str, Any]:
     """A list in OpenAI's form. `bodies` may have one more than asked for, if there are more."""
     shown = bodies[: page.limit]
     return {

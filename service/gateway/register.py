@@ -1,6 +1,6 @@
 """The register of the gateway's metrics; see service/observe/register.py for the worker's."""
 
-from service.settings.families import FIRST_TOKEN, NONE, Family
+from service.settings.families import FIRST_TOKEN, NONE, MetricFamily
 
 #: The values of the label `route`.
 ROUTES = (
@@ -15,41 +15,41 @@ STATUSES = (
     *("429", "499", "500", "503", "504"),
 )
 
-GATEWAY_REGISTER: tuple[Family, ...] = (
-    Family(
+GATEWAY_REGISTER: tuple[MetricFamily, ...] = (
+    MetricFamily(
         "counter",
         "quire_gateway_responses_total",
         {"route": ROUTES, "status": STATUSES},
         "Responses by route and status. A stream counts with the status that it began with; 499: "
         "the caller had gone before the response began.",
     ),
-    Family(
+    MetricFamily(
         "gauge",
         "quire_gateway_open_answers",
         {"kind": ("limit", "open")},
         "Open answers, complete ones and streams together, and the most that may be open.",
     ),
-    Family(
+    MetricFamily(
         "histogram",
         "quire_gateway_first_token_seconds",
         NONE,
         "Time from a call for a stream to its first token, including the wait in the queue.",
         FIRST_TOKEN,
     ),
-    Family(
+    MetricFamily(
         "counter",
         "quire_gateway_streams_resumed_total",
         NONE,
         "Streams that continued after the last event a caller had.",
     ),
-    Family(
+    MetricFamily(
         "counter",
         "quire_gateway_streams_broken_total",
         {"reason": ("failed", "unavailable", "rewound", "draining")},
         "Streams that ended in an error: the request failed, Redis did not answer or had lost "
         "tokens that were sent, or the gateway ended first.",
     ),
-    Family(
+    MetricFamily(
         "counter",
         "quire_gateway_hang_ups_total",
         {"outcome": ("cancelled", "left", "late")},
@@ -61,6 +61,6 @@ GATEWAY_REGISTER: tuple[Family, ...] = (
 )
 
 
-def gateway_families() -> dict[str, Family]:
+def gateway_families() -> dict[str, MetricFamily]:
     """The gateway's metrics by name."""
     return {family.name: family for family in GATEWAY_REGISTER}

@@ -41,8 +41,8 @@ from service.gateway.http.lifecycle import Lifecycle
 from service.gateway.http.middleware import (
     Admission,
     CloseWhenDraining,
-    Endpoint,
     Handler,
+    RouteEndpoint,
     log_reason,
     no_route,
 )
@@ -60,7 +60,7 @@ from service.gateway.requests import (
     shown_options,
     with_tier,
 )
-from service.gateway.responses.routes import Parts, Responses
+from service.gateway.responses.routes import ResponseParts, Responses
 from service.gateway.settings import GatewaySettings
 from service.gateway.streaming import EventStream
 from service.settings.model_table import read_models
@@ -84,7 +84,7 @@ class Gateway:
         self.metrics = GatewayMetrics(
             num_open=lambda: lifecycle.num_open, max_open=settings.max_open_answers
         )
-        parts = Parts(
+        parts = ResponseParts(
             *(settings, keys, lifecycle, self._queues),
             metrics=self.metrics,
             admit=self._admit,
@@ -100,7 +100,7 @@ class Gateway:
     def _routes(self, client: AsyncClient) -> list[Route]:
         def get(path: str, route: str, handler: Handler, admit: Admission | None = None) -> Route:
             # Without `methods`, Starlette accepts every method for an ASGI application.
-            endpoint = Endpoint(route, handler, metrics=self.metrics, admit=admit)
+            endpoint = RouteEndpoint(route, handler, metrics=self.metrics, admit=admit)
             made = Route(path, endpoint, methods=["GET"])
             if admit is not None:
                 # Starlette adds HEAD. The headers of an answer are not known before its end.
@@ -108,14 +108,16 @@ class Gateway:
             return made
 
         def post(path: str, route: str, handler: Handler, admit: Admission | None = None) -> Route:
-            endpoint = Endpoint(route, handler, metrics=self.metrics, admit=admit)
+            endpoint = RouteEndpoint(route, handler, metrics=self.metrics, admit=admit)
             return Route(path, endpoint, methods=["POST"])
 
         admit = self._admit
         batches = [
             Route(
                 path,
-                Endpoint(name, handler, metrics=self.metrics, admit=admit if is_open else None),
+                RouteEndpoint(
+                    name, handler, metrics=self.metrics, admit=admit if is_open else None
+                ),
                 methods=[method],
             )
             for method, path, name, handler, is_open in routes_of(

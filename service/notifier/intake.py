@@ -38,7 +38,7 @@ AGAIN_SECONDS = 1.0
 _log = structlog.get_logger("service.notifier")
 
 
-class Intake:
+class EndIntake:
     """Reads the ends of one shard, and keeps their webhooks.
 
     An end is acknowledged after its webhook is kept: so any notifier may die at any moment.

@@ -20,7 +20,7 @@ from quire.broker.async_broker import AsyncBroker, connect_async
 from service.notifier.circuits import Circuits
 from service.notifier.deliveries import Deliveries
 from service.notifier.endpoints import Endpoint
-from service.notifier.intake import READ_SECONDS, Intake
+from service.notifier.intake import READ_SECONDS, EndIntake
 from service.notifier.metrics import NotifierMetrics
 from service.notifier.posting import Poster
 from service.notifier.sending import Sending
@@ -109,7 +109,7 @@ class Notifier:
             life_ms=int(settings.give_up_seconds * 1000),
         )
         self._circuits.append(deliveries.circuits)
-        intake = Intake(
+        intake = EndIntake(
             self._brokers,
             broker,
             deliveries,

@@ -1,6 +1,6 @@
 """The register of the notifier's metrics; see service/observe/register.py for the worker's."""
 
-from service.settings.families import NONE, Family
+from service.settings.families import NONE, MetricFamily
 
 #: What becomes of the end of a request, response, batch or group.
 FATES = ("kept", "unwanted", "dropped")
@@ -14,8 +14,8 @@ DELAYS = (
     *(7200.0, 21_600.0, 86_400.0, 259_200.0),
 )
 
-NOTIFIER_REGISTER: tuple[Family, ...] = (
-    Family(
+NOTIFIER_REGISTER: tuple[MetricFamily, ...] = (
+    MetricFamily(
         "counter",
         "quire_notifier_ends_total",
         {"fate": FATES},
@@ -23,7 +23,7 @@ NOTIFIER_REGISTER: tuple[Family, ...] = (
         "asks for it. dropped: too many webhooks of its tenant wait, or its group has expired or "
         "cannot be read.",
     ),
-    Family(
+    MetricFamily(
         "counter",
         "quire_notifier_posts_total",
         {"outcome": OUTCOMES},
@@ -31,35 +31,35 @@ NOTIFIER_REGISTER: tuple[Family, ...] = (
         "timeout: not answered in time. connection: no connection, or an address that is not "
         "allowed. All but the first are tried again.",
     ),
-    Family(
+    MetricFamily(
         "counter",
         "quire_notifier_given_up_total",
         {"reason": ("time", "endpoint")},
         "Webhooks that are not tried again. time: the end was too long ago. endpoint: its tenant "
         "has no endpoint any more.",
     ),
-    Family(
+    MetricFamily(
         "histogram",
         "quire_notifier_delay_seconds",
         NONE,
         "Time from an end to the begin of the attempt that its endpoint took.",
         DELAYS,
     ),
-    Family(
+    MetricFamily(
         "gauge",
         "quire_notifier_queue_webhooks",
         {"state": ("due", "later")},
         "Webhooks of the queue that wait. due: now. later: being posted, or after a pause. Every "
         "notifier exports the same number.",
     ),
-    Family(
+    MetricFamily(
         "gauge",
         "quire_notifier_open_circuits",
         NONE,
         "Endpoints that are left alone after failures in a row, counted once for each shard. Every "
         "notifier exports the same number.",
     ),
-    Family(
+    MetricFamily(
         "gauge",
         "quire_notifier_seconds_since_contact",
         NONE,
@@ -68,6 +68,6 @@ NOTIFIER_REGISTER: tuple[Family, ...] = (
 )
 
 
-def notifier_families() -> dict[str, Family]:
+def notifier_families() -> dict[str, MetricFamily]:
     """The notifier's metrics by name."""
     return {family.name: family for family in NOTIFIER_REGISTER}

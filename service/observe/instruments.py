@@ -5,13 +5,13 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from service.settings.families import Family
+from service.settings.families import MetricFamily
 
 
 class Instruments:
     """The instruments of one registry. Each is built once, however many models have children."""
 
-    def __init__(self, families: Mapping[str, Family], registry: CollectorRegistry) -> None:
+    def __init__(self, families: Mapping[str, MetricFamily], registry: CollectorRegistry) -> None:
         self.registry = registry
         self.families = families
         self._built: dict[str, Any] = {}
@@ -23,7 +23,9 @@ class Instruments:
         return self._built[name]
 
 
-def build_instrument(family: Family, registry: CollectorRegistry) -> Counter | Gauge | Histogram:
+def build_instrument(
+    family: MetricFamily, registry: CollectorRegistry
+) -> Counter | Gauge | Histogram:
     """Builds the instrument of a family, and adds it to `registry`."""
     labels = tuple(family.labels)
     if family.kind == "histogram":

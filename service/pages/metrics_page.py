@@ -8,7 +8,7 @@ from service.exporter.register import EXPORTER_REGISTER
 from service.gateway.register import GATEWAY_REGISTER
 from service.notifier.register import NOTIFIER_REGISTER
 from service.observe.register import REGISTER
-from service.settings.families import Family
+from service.settings.families import MetricFamily
 
 #: Metrics that mean nothing with `engine` vllm, and why. They stay 0.
 WITHOUT_COUNTERPART: Mapping[str, str] = {
@@ -91,7 +91,7 @@ def render_markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table(members: Sequence[Family]) -> list[str]:
+def _table(members: Sequence[MetricFamily]) -> list[str]:
     lines = ["| name | type | labels | meaning |", "|---|---|---|---|"]
     for family in members:
         labels = ", ".join(_label_text(*item) for item in family.labels.items())

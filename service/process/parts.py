@@ -52,7 +52,7 @@ class _Known:
     policy: QueuePolicy
 
 
-class Parts:
+class WorkerParts:
     """The parts of one worker. `complete` builds the intakes, after the model is loaded.
 
     `report` is called with each event for the main thread.

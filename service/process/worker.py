@@ -42,7 +42,7 @@ from service.process.events import (
     StopRequested,
     SwitchChosen,
 )
-from service.process.parts import Parts
+from service.process.parts import WorkerParts
 from service.process.threads import Supervised, ThreadDied
 from service.settings.config import Settings
 
@@ -95,7 +95,7 @@ class Worker:
     ) -> None:
         self._settings = settings
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._parts = Parts(settings, load=load, connect=connect, report=self._events.put)
+        self._parts = WorkerParts(settings, load=load, connect=connect, report=self._events.put)
         self.vitals = self._parts.vitals
         self.metrics = self._parts.metrics
         self._outbox = self._parts.outbox

@@ -57,7 +57,7 @@ BY_PRIORITY = {"priority": PRIORITIES}
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class MetricFamily:
     """The definition of one metric, for the documentation, the export and the dashboards.
 
     `labels` gives each label its closed set of values. An empty set means a single value that is

@@ -12,7 +12,7 @@ from service.exporter.register import exporter_families
 from service.gateway.register import gateway_families
 from service.notifier.register import notifier_families
 from service.observe.register import families
-from service.settings.families import Family
+from service.settings.families import MetricFamily
 from tests.ops.checkout import load_dashboard, panel_queries, panels, rules
 from tests.ops.promql import HISTOGRAM_SUFFIXES, family_name, matchers, selectors
 
@@ -46,7 +46,7 @@ REGISTERED = [
 ]
 
 
-def wrong_matchers(selector: VectorSelector, family: Family) -> list[str]:
+def wrong_matchers(selector: VectorSelector, family: MetricFamily) -> list[str]:
     """Matchers by a label the family lacks, or by a value the label never has."""
     labels = {*family.labels, *SCRAPED, *(["le"] if family.kind == "histogram" else [])}
     wrong = []
@@ -109,7 +109,7 @@ def explained(text: str) -> set[str]:
     return set(re.findall(r"(?:^|[.;] )(\w+): ", text))
 
 
-def unheard_of(text: str, told_by: list[Family]) -> set[str]:
+def unheard_of(text: str, told_by: list[MetricFamily]) -> set[str]:
     """Values that are explained, and that no label of these families has."""
     values = {value for family in told_by for closed in family.labels.values() for value in closed}
     return explained(text) - values

@@ -15,7 +15,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from engine.batch import ModelRunner
+from engine.batch import Runner
 from engine.config import NUM_SEQS
 from engine.errors import ModelRefused
 from engine.model.device.step_threads import StepThreads
@@ -55,7 +55,7 @@ class LoadedPooler:
         labels: of scores, in their order; empty for embeddings.
     """
 
-    runner: ModelRunner
+    runner: Runner
     facts: ConfigFacts
     folder: VectorFolder
     width: int

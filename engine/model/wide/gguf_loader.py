@@ -64,7 +64,7 @@ _QK_NORMS = ("attn_q_norm.weight", "attn_k_norm.weight")
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class GgufArchitecture:
     """What distinguishes the files of one architecture.
 
     Args:
@@ -82,11 +82,11 @@ class Family:
 
 
 #: By the architecture's name in the file.
-FAMILIES: Mapping[str, Family] = {
-    "llama": Family("llama"),
-    "qwen2": Family("qwen2", ("attn_q.bias", "attn_k.bias", "attn_v.bias")),
-    "qwen3": Family("qwen3", _QK_NORMS),
-    "gemma3": Family(
+FAMILIES: Mapping[str, GgufArchitecture] = {
+    "llama": GgufArchitecture("llama"),
+    "qwen2": GgufArchitecture("qwen2", ("attn_q.bias", "attn_k.bias", "attn_v.bias")),
+    "qwen3": GgufArchitecture("qwen3", _QK_NORMS),
+    "gemma3": GgufArchitecture(
         "gemma3_text",
         (*_QK_NORMS, "post_attention_norm.weight", "post_ffw_norm.weight"),
         keys=("attention.sliding_window", "rope.freq_base"),

@@ -18,7 +18,7 @@ from quire.records import State
 from quire.transitions.replies import ms_of
 from quire.transport.procedure import Procedure, RoundTrip, command
 from service.console.reading.numbers import refusing_huge_numbers
-from service.console.reading.queue import Queue
+from service.console.reading.queue import QueueReading
 
 #: The samples of a history.
 NUM_SAMPLES = 240
@@ -67,7 +67,7 @@ class _Ended:
 class History:
     """The samples of one queue. `read` runs on one thread at a time; any thread may see them."""
 
-    def __init__(self, queue: Queue, *, sample_seconds: float) -> None:
+    def __init__(self, queue: QueueReading, *, sample_seconds: float) -> None:
         self._queue = queue
         self.sample_seconds = sample_seconds
         #: Replaced as a whole, so that readers need no lock.

@@ -13,7 +13,7 @@ from quire.transitions.routing import shard_of
 RETRY_SECONDS = 0.5
 
 
-class Queue:
+class QueueReading:
     """One queue. `brokers` are those of its shards, in order; all share `connection`."""
 
     def __init__(
@@ -53,6 +53,6 @@ class Queue:
         return views_of([self], *parts)[0]
 
 
-def views_of(queues: Sequence[Queue], *parts: Part) -> list[QueueView]:
+def views_of(queues: Sequence[QueueReading], *parts: Part) -> list[QueueView]:
     """The views of queues that share a connection. BrokerUnavailable, ProtocolError."""
     return view_queues(queues[0].connection, {queue.name: queue.keys for queue in queues}, *parts)

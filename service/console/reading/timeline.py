@@ -8,7 +8,7 @@ from service.console.reading.request import Life, Stint
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class LifeEvent:
     """Something that happened to a request. `at_ms` is None where the time is not recorded.
 
     `kind` is one of submit, due, claim, token, resume, preempt, cancel, now and end.
@@ -30,23 +30,27 @@ class Span:
     ended_ms: int
 
 
-def events_of(life: Life) -> Sequence[Event]:
+def events_of(life: Life) -> Sequence[LifeEvent]:
     """What happened, first things first."""
     status, log = life.status, life.log
-    events = [Event("submit", "Submitted", _submitted(life), status.submitted_ms)]
+    events = [LifeEvent("submit", "Submitted", _submitted(life), status.submitted_ms)]
     if life.scheduled_ms is not None:
-        events.append(Event("due", "Due", "Workers may claim it from then on.", life.scheduled_ms))
+        events.append(
+            LifeEvent("due", "Due", "Workers may claim it from then on.", life.scheduled_ms)
+        )
     if life.claimed_ms is not None:
         waited = _seconds(life.claimed_ms - status.submitted_ms)
-        events.append(Event("claim", "First claim", f"after {waited}", life.claimed_ms))
+        events.append(LifeEvent("claim", "First claim", f"after {waited}", life.claimed_ms))
     events += [_event_of(stint, number) for number, stint in enumerate(log.stints)]
     if log.stints and life.epoch > log.stints[-1].epoch and life.is_open:
         detail = "This claim has published nothing yet."
-        events.append(Event("claim", f"Claimed again, epoch {life.epoch}", detail))
+        events.append(LifeEvent("claim", f"Claimed again, epoch {life.epoch}", detail))
     if not log.is_whole:
-        events.append(Event("now", "Not shown", "The middle of this log was not read."))
+        events.append(LifeEvent("now", "Not shown", "The middle of this log was not read."))
     if status.cancel_requested:
-        events.append(Event("cancel", "Cancel requested", "The worker sees it at its next commit."))
+        events.append(
+            LifeEvent("cancel", "Cancel requested", "The worker sees it at its next commit.")
+        )
     return [*events, *_ending(life)]
 
 
@@ -60,18 +64,18 @@ def _submitted(life: Life) -> str:
     return ", ".join(parts)
 
 
-def _event_of(stint: Stint, number: int) -> Event:
+def _event_of(stint: Stint, number: int) -> LifeEvent:
     pieces = "1 chunk" if stint.num_chunks == 1 else f"{stint.num_chunks:,} chunks"
     tokens = f"tokens {stint.start:,} to {stint.end - 1:,} in {pieces}"
     if stint.num_chunks > 1 and stint.began_ms is not None and stint.ended_ms is not None:
         tokens += f", within {_seconds(stint.ended_ms - stint.began_ms)}"
     if number == 0 and stint.start == 0:
-        return Event("token", f"First token, epoch {stint.epoch}", tokens, stint.began_ms)
+        return LifeEvent("token", f"First token, epoch {stint.epoch}", tokens, stint.began_ms)
     title = f"Resumed after token {stint.start - 1:,}, epoch {stint.epoch}"
-    return Event("resume", title, tokens, stint.began_ms)
+    return LifeEvent("resume", title, tokens, stint.began_ms)
 
 
-def _ending(life: Life) -> list[Event]:
+def _ending(life: Life) -> list[LifeEvent]:
     """What a request does now, or its preemptions and its end."""
     status, completion = life.status, life.log.completion
     if life.is_open:
@@ -79,17 +83,17 @@ def _ending(life: Life) -> list[Event]:
         detail = f"waits for the turn {status.waits_for}" if status.waits_for else ""
         if life.num_losses:
             detail = f"{life.num_losses} claims in a row were lost with their workers"
-        return [Event("now", doing.capitalize(), detail, status.at_ms)]
+        return [LifeEvent("now", doing.capitalize(), detail, status.at_ms)]
     events = []
     if completion is not None and completion.preemptions:
         detail = _preempted(completion.execution)
-        events.append(Event("preempt", f"Preempted {completion.preemptions} times", detail))
+        events.append(LifeEvent("preempt", f"Preempted {completion.preemptions} times", detail))
     detail = ""
     if completion is not None:
         detail = f"{completion.finish_reason}, {completion.usage.completion_tokens:,} tokens"
         if completion.error is not None:
             detail = f"{completion.error.code}: {completion.error.message}"
-    return [*events, Event("end", str(status.state).capitalize(), detail, life.finished_ms)]
+    return [*events, LifeEvent("end", str(status.state).capitalize(), detail, life.finished_ms)]
 
 
 def _preempted(execution: Execution | None) -> str:

@@ -29,7 +29,7 @@ from service.gateway.batches.bodies import (
 from service.gateway.batches.content import ContentAnswer
 from service.gateway.batches.upload import receive_form
 from service.gateway.callers import Caller
-from service.gateway.pages import Page, page_body, page_of
+from service.gateway.pages import PageQuery, page_body, page_of
 from service.gateway.queue import DEFAULT_TENANT
 from service.gateway.refusals import Refused
 from service.gateway.settings import GatewaySettings
@@ -187,7 +187,7 @@ class FileRoutes:
 async def records_of_page(
     read: Callable[..., Procedure[Listed[_Record] | None]],
     records: AsyncLedger,
-    page: Page,
+    page: PageQuery,
     *,
     kind: str,
     is_wanted: Callable[[_Record], bool] = lambda _: True,

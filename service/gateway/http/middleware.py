@@ -32,7 +32,7 @@ _log = structlog.get_logger("service.gateway")
 Admission = Callable[[Request], contextlib.AbstractContextManager[None]]
 
 
-class Endpoint:
+class RouteEndpoint:
     """The ASGI application of one route. Routes that send an answer have an `admit`."""
 
     def __init__(

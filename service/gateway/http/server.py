@@ -30,7 +30,7 @@ KEEP_ALIVE_SECONDS = 75
 _log = structlog.get_logger("service.gateway")
 
 
-class Server:
+class GatewayServer:
     """One gateway and its socket.
 
     Raises:
@@ -135,7 +135,7 @@ class Server:
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn's server without its signal handlers: `Server` ends it."""
+    """uvicorn's server without its signal handlers: `GatewayServer` ends it."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -33,7 +33,7 @@ from service.gateway.complete_answers import CompleteAnswer
 from service.gateway.cursors import LAST_EVENT_ID
 from service.gateway.http.cors import REQUEST_ID
 from service.gateway.http.lifecycle import Lifecycle
-from service.gateway.http.middleware import Admission, Endpoint, Handler, log_reason
+from service.gateway.http.middleware import Admission, Handler, RouteEndpoint, log_reason
 from service.gateway.http.tasks import HungUp, while_connected
 from service.gateway.idempotency import CallRecord
 from service.gateway.metrics import GatewayMetrics
@@ -65,7 +65,7 @@ _log = structlog.get_logger("service.gateway")
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class ResponseParts:
     """What the handlers use of their gateway. `admit` counts an answer as open."""
 
     settings: GatewaySettings
@@ -108,7 +108,7 @@ register_url_convertor("response", _ResponseId())
 class Responses:
     """The handlers of one gateway. They hold no state."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: ResponseParts) -> None:
         self._parts = parts
         self._kept = KeptResponses(parts.queues, closing=parts.lifecycle.closing)
         self._submitting = Submitting(parts.queues, self._kept, reasoning=parts.settings.reasoning)
@@ -195,7 +195,7 @@ class Responses:
     # What the handlers share.
 
     def _route(self, method: str, path: str, handler: Handler, admit: Admission) -> Route:
-        endpoint = Endpoint(ROUTE, handler, metrics=self._parts.metrics, admit=admit)
+        endpoint = RouteEndpoint(ROUTE, handler, metrics=self._parts.metrics, admit=admit)
         return Route(f"{PATH}{path}", endpoint, methods=[method])
 
     def _caller(self, request: Request) -> Caller:

@@ -20,7 +20,7 @@ from quire.transitions.values import Expired, Reaped
 from quire.transport.script_runner import (
     MAX_BYTES_PER_PIPELINE,
     MAX_CALLS_PER_PIPELINE,
-    Call,
+    ScriptCall,
     of_its_kind,
     pipelines_of,
     script_error,
@@ -143,7 +143,7 @@ MIB = 1 << 20
     ],
 )
 def test_what_is_sent_at_once_has_a_limit_of_calls_and_of_bytes(sizes, parts):
-    calls = [Call((), (bytes(size), 7)) for size in sizes]
+    calls = [ScriptCall((), (bytes(size), 7)) for size in sizes]
     found = list(pipelines_of(calls))
     assert [len(part) for part in found] == parts
     assert [call for part in found for call in part] == calls

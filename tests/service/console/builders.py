@@ -8,7 +8,7 @@ from typing import Any
 
 import redis
 
-from service.console.server import Server
+from service.console.server import ConsoleServer
 from service.console.settings import ConsoleSettings
 from tests.service.builders import PATIENCE_SECONDS
 from tests.service.gateway.builders import Front, Reply, events_of
@@ -19,7 +19,7 @@ class ConsoleThread(Front):
 
     def __init__(self, connection: redis.Redis, **settings: Any) -> None:
         values = {"http_port": 0, "refresh_seconds": 0.1, **settings}
-        self.server = Server(ConsoleSettings(**values))
+        self.server = ConsoleServer(ConsoleSettings(**values))
         super().__init__(self.server.http_port)
         self._connection = connection
         self._loop = asyncio.new_event_loop()

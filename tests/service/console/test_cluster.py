@@ -5,7 +5,7 @@ from quire.records import State
 from quire.transitions.values import QueueLimits
 from service.console.pages import PAGES, Parameters, Watched
 from service.console.reading.history import History
-from service.console.reading.queue import Queue
+from service.console.reading.queue import QueueReading
 from tests.quire.builders import claim_next, make_item, make_request
 from tests.quire.clusters import Cluster, spread
 
@@ -15,7 +15,7 @@ NUM_SHARDS = 3
 def test_every_shard_is_on_the_pages_and_in_the_history(cluster: Cluster):
     spread(cluster, "shown", NUM_SHARDS)
     with connect(cluster.url) as connection:
-        queue = Queue(connection, "shown", shards=NUM_SHARDS)
+        queue = QueueReading(connection, "shown", shards=NUM_SHARDS)
         history = History(queue, sample_seconds=10.0)
         for broker in queue.brokers:
             broker.set_limits(QueueLimits(tokens=9000))

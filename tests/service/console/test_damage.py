@@ -11,7 +11,7 @@ from service.console.access import User
 from service.console.app import Visit
 from service.console.pages import PAGES, STATES, Parameters, Watched
 from service.console.reading.history import History
-from service.console.reading.queue import Queue
+from service.console.reading.queue import QueueReading
 from service.console.views import Views
 from tests.console import stage
 
@@ -53,7 +53,10 @@ def damage(connection, key: bytes, draw: random.Random) -> None:
 
 def troubles(fake: FakeQuire) -> list[str]:
     """What is no typed error, for each page that it kept from being shown."""
-    queue, views = Queue(fake.connection, "default"), Views(version="", queues=["default"], menu=())
+    queue, views = (
+        QueueReading(fake.connection, "default"),
+        Views(version="", queues=["default"], menu=()),
+    )
     history = History(queue, sample_seconds=5.0)
     visit = Visit(User(is_operator=True), "s", "t", "")
     found = []

@@ -7,14 +7,14 @@ import pytest
 from quire.wire.output import State
 from service.console.plots import HEIGHT, LEFT, RIGHT, WIDTH, plots_of
 from service.console.reading.history import History, Sample
-from service.console.reading.queue import Queue
+from service.console.reading.queue import QueueReading
 from tests.console import stage
 from tests.quire.builders import claim_next, make_item, make_request
 
 
 @pytest.fixture
 def history(fake):
-    return History(Queue(fake.connection, "default"), sample_seconds=5.0)
+    return History(QueueReading(fake.connection, "default"), sample_seconds=5.0)
 
 
 def finish(broker, name: str) -> None:

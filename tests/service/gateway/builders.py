@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.client.async_client import AsyncClient
-from service.gateway.http.server import Server
+from service.gateway.http.server import GatewayServer
 from service.gateway.settings import GatewaySettings
 from tests.service.builders import PATIENCE_SECONDS, LoggedProcess
 
@@ -184,7 +184,7 @@ class GatewayThread(Front):
     """A whole gateway inside the test, over the client that `make_client` gives to its loop."""
 
     def __init__(self, make_client: Callable[[], AsyncClient], **settings: Any) -> None:
-        self.server = Server(GatewaySettings(**{"http_port": 0, **settings}))
+        self.server = GatewayServer(GatewaySettings(**{"http_port": 0, **settings}))
         super().__init__(self.server.http_port)
         self._make_client = make_client
         self._loop = asyncio.new_event_loop()

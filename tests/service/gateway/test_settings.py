@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from service.gateway.http.server import Server
+from service.gateway.http.server import GatewayServer
 from service.gateway.settings import GatewaySettings
 from service.settings.sources import ConfigurationError
 from tests.service.builders import CHECKOUT
@@ -62,7 +62,7 @@ def test_an_address_that_is_taken_is_one_sentence():
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match="another gateway may have it"):
-            Server(GatewaySettings(http_port=port))
+            GatewayServer(GatewaySettings(http_port=port))
 
 
 def run(*command):

@@ -12,7 +12,7 @@ from quire.transport.connection import connect
 from service.notifier.deliveries import Deliveries
 from service.notifier.endpoints import Endpoint
 from service.notifier.events import GROUP_ENDED, REQUEST_EVENTS
-from service.notifier.intake import GROUP, Intake
+from service.notifier.intake import GROUP, EndIntake
 from service.notifier.metrics import NotifierMetrics
 from tests.quire.builders import claim_next, make_request, pass_moment
 from tests.service.builders import PATIENCE_SECONDS, private_redis
@@ -29,13 +29,13 @@ class Notifiers:
         self._connection = connection
         self.brokers = [AsyncBroker(connection, queue=queue, shard=n) for n in range(shards)]
 
-    def make(self, *, shard: int = 0, events=(GROUP_ENDED,)) -> tuple[Intake, Deliveries]:
+    def make(self, *, shard: int = 0, events=(GROUP_ENDED,)) -> tuple[EndIntake, Deliveries]:
         """A new one, which takes no end over from others."""
         wanted = frozenset(events)
         endpoints = {name: Endpoint(name, "https://a.example", (), wanted) for name in TENANTS}
         broker, metrics = self.brokers[shard], NotifierMetrics(num_open_circuits=int)
         deliveries = Deliveries(self._connection, broker.keys, most_per_tenant=99, life_ms=60_000)
-        intake = Intake(
+        intake = EndIntake(
             self.brokers,
             broker,
             deliveries,

@@ -32,7 +32,7 @@ from service.notifier.events import (
     RESPONSE_EVENTS,
     event_of_batch,
 )
-from service.notifier.intake import GROUP, Intake
+from service.notifier.intake import GROUP, EndIntake
 from service.notifier.metrics import NotifierMetrics
 from service.notifier.sending import pause_after
 from service.notifier.settings import NotifierSettings
@@ -264,7 +264,7 @@ def test_a_redis_user_of_its_own_may_do_all_this(monkeypatch):
                 endpoint = Endpoint("default", "https://a.example", (), frozenset(EVENTS))
                 metrics = NotifierMetrics(num_open_circuits=int)
                 endpoints = {"default": endpoint}
-                intake = Intake([shard], shard, deliveries, endpoints, "one", metrics=metrics)
+                intake = EndIntake([shard], shard, deliveries, endpoints, "one", metrics=metrics)
                 await intake.keep(await shard.take_over(GROUP, "one", idle_seconds=0))
                 await intake.keep(await shard.deliver(GROUP, "one"))
                 assert (await shard.delivered(GROUP, "one")).positions == []

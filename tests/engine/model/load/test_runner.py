@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 
-from engine.batch import Batch, BlockCopy, ModelRunner
+from engine.batch import Batch, BlockCopy, Runner
 from engine.errors import DeviceFailed, ModelRefused
 from engine.model.device.device_errors import is_device_failure
 from engine.model.device.kv_pool import KVPool, bytes_per_block
@@ -29,7 +29,7 @@ from tests.engine.model.builders import (
 from tests.engine.model.run.test_captured_steps import MaskedDecode
 
 
-def greedy_by_hand(runner: ModelRunner, prompt, count: int, block_ids=range(64)) -> list[int]:
+def greedy_by_hand(runner: Runner, prompt, count: int, block_ids=range(64)) -> list[int]:
     """One request, the whole prompt at once and then token by token."""
     output: list[int] = []
     start = 0

@@ -5,7 +5,7 @@ import pytest
 from service.console.actions import ACTIONS, Fields
 from service.console.pages import PAGES, Parameters, Watched
 from service.console.reading.history import History
-from service.console.reading.queue import Queue
+from service.console.reading.queue import QueueReading
 from service.console.reading.request import piece_after
 from tests.console import stage
 from tests.quire.broker.acl.roles import refused
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.real_redis, pytest.mark.distribution]
 
 @pytest.fixture
 def queue_as(as_role, real_broker):
-    return lambda role: Queue(as_role(role).connection, real_broker.keys.queue)
+    return lambda role: QueueReading(as_role(role).connection, real_broker.keys.queue)
 
 
 @pytest.fixture
