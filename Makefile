@@ -105,7 +105,7 @@ env-vllm: $(VLLM_VENV)/installed ## create the environment of the second engine,
 
 test-vllm: $(VLLM_VENV)/installed ## the native engine against vLLM: same tokens, each continues the other
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=1 VLLM_LOGGING_LEVEL=WARNING \
-		$(VLLM_VENV)/bin/python -m pytest $(ARGS) tests/engine/vllm tests/service/vllm
+		$(VLLM_VENV)/bin/python -m pytest $(ARGS) tests/engine/vllm tests/service/worker/vllm
 
 env: $(VENV)/dev.installed ## create the environment of tests and checks
 

@@ -1,4 +1,4 @@
-"""Parameters of sampling and stopping. `service.incoming.conversion` makes them from a request.
+"""Parameters of sampling and stopping. Made from a request by `service.worker.incoming`.
 
 Values are already validated; the assertions here catch bugs, not mistakes of a caller.
 """

@@ -1,4 +1,4 @@
-"""The engine's counters and snapshots, which `service.observe.metrics` reads."""
+"""The engine's counters and snapshots, which `service.worker.observe.metrics` reads."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,5 +1,5 @@
-"""The worker: Redis, time, signals and metrics around one Engine. Run as `python -m service`.
+"""The processes: worker, gateway, batcher, notifier, exporter, console.
 
-Everything impure lives here. `service.process.worker` runs the threads, `service.process.parts`
-shows how they are wired, and `service.loop` is the only seam between Redis time and engine time.
+No process imports another; what two of them need is in `shared`. `python -m service` runs a worker,
+`python -m service.gateway` a gateway, and so on.
 """

@@ -8,7 +8,7 @@ that cannot be `durable`, or a missing module; 3 a thread hung.
 import os
 import sys
 
-from service.process.signals import StopSignals
+from service.worker.process.signals import StopSignals
 
 #: The longest time a thread keeps the GIL while another waits for it. With Python's default of five
 #: milliseconds, a step that returns from native code would wait that long for the publisher.
@@ -36,16 +36,16 @@ def main() -> int:
 
 def _run(signals: StopSignals) -> int:
     # Imported after the signal handlers are installed, because these imports take a second.
-    from service.settings.config import Settings
-    from service.settings.sources import ConfigurationError
+    from service.shared.settings.sources import ConfigurationError
+    from service.worker.settings.config import Settings
 
     try:
         settings = Settings.load()
         # Imported after the settings are read, so that `--help` and errors are printed at once.
-        from service.process.watch import Watch
-        from service.process.worker import Worker
-        from service.settings.combinations import without_effect
-        from service.settings.logs import configure_logs, warn_of_settings
+        from service.shared.logs import configure_logs, warn_of_settings
+        from service.worker.process.watch import Watch
+        from service.worker.process.worker import Worker
+        from service.worker.settings.combinations import without_effect
 
         if signals.are_pending:
             return EXIT_OK

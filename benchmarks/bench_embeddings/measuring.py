@@ -39,8 +39,8 @@ from engine.model.load.load_pooler import LoadedPooler, load_embedder
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from quire.wire.pooling import PoolingParams
-from service.model.text import ModelTokenizer
-from service.model.vectors import ServedVectors
+from service.worker.model.text import ModelTokenizer
+from service.worker.model.vectors import ServedVectors
 
 #: The ratio to reach.
 WANTED_RATIO = 1.3

@@ -32,7 +32,7 @@ from benchmarks.common.figures import machine
 from benchmarks.common.models import SHAPES, model_folder
 from quire import Client, LocalRedis
 from quire.cli.usage import positive
-from service.settings.config import EMBEDDED_MODEL
+from service.worker.settings.config import EMBEDDED_MODEL
 
 READY_SECONDS = 180.0
 #: The name of the embedded model here.

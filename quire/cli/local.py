@@ -73,12 +73,12 @@ def run_local(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def run_config(arguments: argparse.Namespace, console: Console) -> int:
-    """Becomes `python -m service.settings.show`, with the arguments after `show`."""
+    """Becomes `python -m service.worker.settings.show`, with the arguments after `show`."""
     if arguments.rest[:1] != ["show"]:
         console.complain("usage: quire config show [--origin] [--json] [flags of a worker]")
         return EXIT_USAGE
     rest = argparse.Namespace(rest=arguments.rest[1:])
-    return _replace_process("service.settings.show", rest, console)
+    return _replace_process("service.worker.settings.show", rest, console)
 
 
 def run_worker(arguments: argparse.Namespace, console: Console) -> int:

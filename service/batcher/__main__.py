@@ -34,7 +34,7 @@ def main() -> int:
 
 def _run() -> int:
     from service.batcher.settings import BatcherSettings
-    from service.settings.sources import ConfigurationError
+    from service.shared.settings.sources import ConfigurationError
 
     try:
         settings = BatcherSettings.load()
@@ -42,7 +42,7 @@ def _run() -> int:
         import structlog
 
         from service.batcher.batcher import Batcher
-        from service.settings.logs import configure_logs, warn_of_settings
+        from service.shared.logs import configure_logs, warn_of_settings
 
         configure_logs(level=settings.log_level, style=settings.log_format)
         warn_of_settings(BatcherSettings.unknown_variables(os.environ))

@@ -15,12 +15,12 @@ from service.batcher.job import ClaimLost, Draining, Job
 from service.batcher.metrics import BatcherMetrics
 from service.batcher.settings import BatcherSettings
 from service.batcher.sweeping import Sweeper
-from service.batches import ledger
-from service.batches.ledger import Ledger
-from service.batches.opening import open_storage
-from service.batches.storage import StorageError
-from service.observe.health import ProbeServer
-from service.settings.sources import ConfigurationError
+from service.shared.batches import ledger
+from service.shared.batches.ledger import Ledger
+from service.shared.batches.opening import open_storage
+from service.shared.batches.storage import StorageError
+from service.shared.probes import ProbeServer
+from service.shared.settings.sources import ConfigurationError
 
 #: How many free batches are looked at; more batchers than this rarely look at the same moment.
 MAX_CANDIDATES = 16

@@ -8,7 +8,7 @@ import redis
 from quire.batch.batch import brokers_of
 from quire.broker.broker import Broker
 from service.batcher.settings import BatcherSettings
-from service.settings.model_table import ModelRoute, read_models
+from service.shared.model_table import ModelRoute, read_models
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,10 +31,10 @@ from service.batcher.destinations import Destination, Destinations
 from service.batcher.publishing import Results
 from service.batcher.settings import BatcherSettings
 from service.batcher.validation import Validator
-from service.batches import ledger
-from service.batches.ledger import Hold, Ledger
-from service.batches.records import BatchRecord
-from service.batches.storage import FolderStorage, MissingContent, Work
+from service.shared.batches import ledger
+from service.shared.batches.ledger import Hold, Ledger
+from service.shared.batches.records import BatchRecord
+from service.shared.batches.storage import FolderStorage, MissingContent, Work
 
 #: Defects after which a batch ends, with the results that it has.
 MAX_FAULTS = 5

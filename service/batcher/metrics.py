@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
 from service.batcher.register import batcher_families
-from service.observe.instruments import build_instrument
+from service.shared.instruments import build_instrument
 
 
 class BatcherMetrics:

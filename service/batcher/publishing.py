@@ -4,10 +4,10 @@ import contextlib
 import secrets
 from pathlib import Path
 
-from service.batches import ledger
-from service.batches.ledger import Ledger, ResultFile
-from service.batches.records import BatchRecord
-from service.batches.storage import FolderStorage, Work
+from service.shared.batches import ledger
+from service.shared.batches.ledger import Ledger, ResultFile
+from service.shared.batches.records import BatchRecord
+from service.shared.batches.storage import FolderStorage, Work
 
 
 class Results:

@@ -1,6 +1,6 @@
-"""The register of the batcher's metrics; see service/observe/register.py for the worker's."""
+"""The register of the batcher's metrics; `service.worker.observe` has the worker's."""
 
-from service.settings.families import NONE, MetricFamily
+from service.shared.families import NONE, MetricFamily
 
 #: How a claim of a batch ends: the statuses of an ended batch, then what leads to another claim.
 ENDINGS = (

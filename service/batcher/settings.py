@@ -7,8 +7,8 @@ from pydantic_settings import SettingsConfigDict
 
 from quire.batch.progress import DEFAULT_MAX_INFLIGHT
 from quire.cli.sources import ENV_PREFIX
-from service.batches.settings import MAX_LINES, FileSettings
-from service.settings.fields import (
+from service.shared.batches.settings import MAX_LINES, FileSettings
+from service.shared.settings.fields import (
     HTTP_HOST,
     LOG_FORMAT,
     LOG_LEVEL,
@@ -21,8 +21,8 @@ from service.settings.fields import (
     port,
     setting,
 )
-from service.settings.reading import ProcessSettings
-from service.settings.sources import read_environment
+from service.shared.settings.reading import ProcessSettings
+from service.shared.settings.sources import read_environment
 
 #: The next port after that of the gateway.
 BATCHER_PORT = 10_403

@@ -3,9 +3,9 @@
 import structlog
 
 from service.batcher.metrics import BatcherMetrics
-from service.batches import ledger
-from service.batches.ledger import Ledger
-from service.batches.storage import FolderStorage
+from service.shared.batches import ledger
+from service.shared.batches.ledger import Ledger
+from service.shared.batches.storage import FolderStorage
 
 #: The most ends of one read.
 MAX_ENDS = 100

@@ -31,13 +31,13 @@ def main() -> int:
 
 def _run() -> int:
     from service.console.settings import ConsoleSettings
-    from service.settings.sources import ConfigurationError
+    from service.shared.settings.sources import ConfigurationError
 
     try:
         settings = ConsoleSettings.load()
         # Imported only here, so that `--help` and wrong settings are answered quickly.
         from service.console.server import ConsoleServer
-        from service.settings.logs import configure_logs, warn_of_settings
+        from service.shared.logs import configure_logs, warn_of_settings
 
         configure_logs(level=settings.log_level, style=settings.log_format)
         warn_of_settings(ConsoleSettings.unknown_variables(os.environ))

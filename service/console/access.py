@@ -1,7 +1,7 @@
 """Who may use the console: the file of users, and the names under which browsers reach it.
 
 A line of the file is `name password [operator]`. How it is read and kept:
-`service.settings.credentials`.
+`service.shared.credentials`.
 """
 
 import base64
@@ -17,7 +17,7 @@ import structlog
 from starlette.exceptions import HTTPException
 
 from service.console.attempts import Attempts, Login
-from service.settings.credentials import Credentials
+from service.shared.credentials import Credentials
 
 #: The word that lets a user of the file change queues.
 OPERATOR = "operator"

@@ -17,11 +17,11 @@ from quire.transitions.values import QueueLimits
 from quire.wire.arguments import MAX_AHEAD_SECONDS
 from quire.wire.protocol import is_tenant_name
 from quire.wire.sizes import MAX_TOKENS_PER_REQUEST
-from service.batches import ledger
-from service.batches.ledger import Ledger
-from service.batches.records import BATCH_ID
 from service.console.reading.letters import letter_with
 from service.console.reading.queue import RETRY_SECONDS, QueueReading
+from service.shared.batches import ledger
+from service.shared.batches.ledger import Ledger
+from service.shared.batches.records import BATCH_ID
 
 #: The largest number of a limit.
 MAX_LIMIT = 10**12

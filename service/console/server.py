@@ -14,9 +14,9 @@ from service.console.access import Users
 from service.console.app import Console
 from service.console.reading.queue import QueueReading
 from service.console.settings import ConsoleSettings
-from service.gateway.http.heads import TimedConnection
-from service.gateway.http.sockets import listening
-from service.settings.sources import ConfigurationError
+from service.shared.http.heads import TimedConnection
+from service.shared.http.sockets import listening
+from service.shared.settings.sources import ConfigurationError
 
 #: The signals that end a console.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)

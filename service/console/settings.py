@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_settings import SettingsConfigDict
 
 from quire.cli.sources import ENV_PREFIX
-from service.settings.fields import (
+from service.shared.settings.fields import (
     HTTP_HOST,
     LOG_FORMAT,
     LOG_LEVEL,
@@ -22,7 +22,7 @@ from service.settings.fields import (
     setting,
     split_or_none,
 )
-from service.settings.reading import CompanionSettings
+from service.shared.settings.reading import CompanionSettings
 
 #: The next port after that of the notifier.
 CONSOLE_PORT = 10_405

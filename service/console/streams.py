@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from quire.errors import QuireError, UnknownRequest
 from service.console.reading.request import Piece
 from service.console.views import shown
-from service.gateway.http.tasks import HungUp, while_connected
+from service.shared.http.tasks import HungUp, while_connected
 
 #: A comment is sent after this long without an event, so that no proxy drops the connection.
 COMMENT_SECONDS = 15.0

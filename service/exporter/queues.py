@@ -27,10 +27,10 @@ from quire.transport.connection import connect
 from service.exporter.register import exporter_families
 from service.exporter.settings import ExporterSettings
 from service.exporter.usage import UsageCounter, Used
-from service.observe.health import ProbeServer
-from service.settings.families import PRIORITIES
-from service.settings.logs import configure_logs, warn_of_settings
-from service.settings.sources import ConfigurationError
+from service.shared.families import PRIORITIES
+from service.shared.logs import configure_logs, warn_of_settings
+from service.shared.probes import ProbeServer
+from service.shared.settings.sources import ConfigurationError
 
 #: The exit code for an invalid command line, environment or file.
 EXIT_USAGE = 2

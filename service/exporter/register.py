@@ -1,6 +1,6 @@
-"""The metrics of the exporter: a part of the register, see service/observe/register.py."""
+"""The metrics of the exporter: a part of the register, see service/worker/observe/register.py."""
 
-from service.settings.families import BY_PRIORITY, NONE, QUEUE, MetricFamily
+from service.shared.families import BY_PRIORITY, NONE, QUEUE, MetricFamily
 
 #: The exporter's metrics, exported once for all workers: if each worker exported them, a sum over
 #: workers would count the same backlog many times.

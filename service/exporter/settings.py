@@ -6,8 +6,7 @@ from typing import ClassVar
 from pydantic_settings import SettingsConfigDict
 
 from quire.cli.sources import ENV_PREFIX
-from service.settings.config import Settings
-from service.settings.fields import (
+from service.shared.settings.fields import (
     HTTP_HOST,
     LOG_FORMAT,
     LOG_LEVEL,
@@ -17,7 +16,8 @@ from service.settings.fields import (
     port,
     setting,
 )
-from service.settings.reading import CompanionSettings
+from service.shared.settings.reading import CompanionSettings
+from service.worker.settings.config import Settings
 
 #: Between the worker's port and the gateway's.
 EXPORTER_PORT = 10_401

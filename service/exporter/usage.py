@@ -14,7 +14,7 @@ from quire.broker.telling import told
 from quire.keys import Keys
 from quire.records import Usage
 from quire.transport.procedure import Procedure, RoundTrip, command
-from service.observe.tenants import MAX_TENANTS, OTHER
+from service.shared.tenants import MAX_TENANTS, OTHER
 
 #: The most reads of the ends of one shard in a scrape, of 256 ends each. More are read by the next.
 MAX_READS = 64

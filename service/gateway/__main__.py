@@ -36,13 +36,13 @@ def main() -> int:
 
 def _run() -> int:
     from service.gateway.settings import GatewaySettings
-    from service.settings.sources import ConfigurationError
+    from service.shared.settings.sources import ConfigurationError
 
     try:
         settings = GatewaySettings.load()
         # Imported only here, so that `--help` and wrong settings are answered quickly.
-        from service.gateway.http.server import GatewayServer
-        from service.settings.logs import configure_logs, warn_of_settings
+        from service.gateway.server import GatewayServer
+        from service.shared.logs import configure_logs, warn_of_settings
 
         configure_logs(level=settings.log_level, style=settings.log_format)
         warn_of_settings(GatewaySettings.unknown_variables(os.environ))

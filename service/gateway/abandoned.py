@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 import structlog
 
 from quire.errors import UNAVAILABLE, QuireError
-from service.gateway.http.tasks import end
+from service.shared.http.tasks import end
 
 #: Pause between two attempts while Redis does not answer, or has no memory left.
 RETRY_SECONDS = 0.5

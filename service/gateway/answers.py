@@ -18,9 +18,9 @@ from quire.wire.output import Completion, State, TokenChunk
 from quire.wire.pooling import is_pooled
 from service.gateway.cursors import Cursor
 from service.gateway.http.lifecycle import draining
-from service.gateway.http.tasks import end
 from service.gateway.idempotency import MAX_COMPLETE_LOGPROBS, CallRecord, kept_prompts
 from service.gateway.refusals import Refused, too_large
+from service.shared.http.tasks import end
 
 _Item = TypeVar("_Item")
 

@@ -1,7 +1,7 @@
 """Identifies callers: the file of API keys, with the tenant and the highest priority of each key.
 
 A line of the file is `key tenant [priority]`. How it is read and kept:
-`service.settings.credentials`.
+`service.shared.credentials`.
 """
 
 import ipaddress
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from quire.wire.protocol import TENANT_PATTERN, Priority, is_tenant_name
 from service.gateway.http.cors import is_allowed
 from service.gateway.refusals import Refusal, Refused
-from service.settings.credentials import Credentials
+from service.shared.credentials import Credentials
 
 #: The priority of a request without `X-Quire-Priority`, and of a key whose line names none.
 DEFAULT_PRIORITY = Priority.NORMAL

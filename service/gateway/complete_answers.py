@@ -13,7 +13,7 @@ from itertools import chain
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from service.gateway.http.tasks import HungUp
+from service.shared.http.tasks import HungUp
 
 #: Bytes that are handed to the server at once: as much as it buffers before `send` waits.
 PART_BYTES = 64 << 10

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.exposition import choose_encoder
 
 from service.gateway.register import gateway_families
-from service.observe.instruments import build_instrument
+from service.shared.instruments import build_instrument
 
 #: The reason of a broken stream by the code of its error; every other code is a failed request.
 _REASONS = {

@@ -18,7 +18,7 @@ from quire.wire.refusals import nearest
 from service.gateway.queue import Queue, is_request_id
 from service.gateway.refusals import Refused, model_full, unknown_model
 from service.gateway.settings import GatewaySettings
-from service.settings.model_table import ModelRoute, ModelTable
+from service.shared.model_table import ModelRoute, ModelTable
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
-"""The register of the gateway's metrics; see service/observe/register.py for the worker's."""
+"""The register of the gateway's metrics; `service.worker.observe` has the worker's."""
 
-from service.settings.families import FIRST_TOKEN, NONE, MetricFamily
+from service.shared.families import FIRST_TOKEN, NONE, MetricFamily
 
 #: The values of the label `route`.
 ROUTES = (

@@ -23,9 +23,9 @@ from quire.tracing import TRACE_HEADER
 from quire.wire.arguments import MAX_AHEAD_SECONDS
 from quire.wire.body_fields import shows_usage_always
 from quire.wire.protocol import Priority, is_session_id
-from service.gateway.http.tasks import HungUp
 from service.gateway.refusals import Refusal, Refused, unsupported_encoding
-from service.settings.logs import trace_ids
+from service.shared.http.tasks import HungUp
+from service.shared.logs import trace_ids
 
 ENCODING = "Content-Encoding"
 IDEMPOTENCY_KEY = "Idempotency-Key"

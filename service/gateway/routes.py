@@ -46,7 +46,6 @@ from service.gateway.http.middleware import (
     log_reason,
     no_route,
 )
-from service.gateway.http.tasks import HungUp, while_connected
 from service.gateway.idempotency import CallRecord, call_of
 from service.gateway.metrics import GatewayMetrics
 from service.gateway.queue import DEFAULT_TENANT, Queue
@@ -63,7 +62,8 @@ from service.gateway.requests import (
 from service.gateway.responses.routes import ResponseParts, Responses
 from service.gateway.settings import GatewaySettings
 from service.gateway.streaming import EventStream
-from service.settings.model_table import read_models
+from service.shared.http.tasks import HungUp, while_connected
+from service.shared.model_table import read_models
 
 #: How long a readiness check waits for Redis.
 READY_SECONDS = 1.0

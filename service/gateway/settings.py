@@ -12,9 +12,9 @@ from pydantic_settings import SettingsConfigDict
 
 from quire.cli.sources import ENV_PREFIX
 from quire.openai.tools.reasoning import ReasoningSetting
-from service.batches.settings import FileSettings
 from service.gateway.http.cors import ORIGIN_PATTERN
-from service.settings.fields import (
+from service.shared.batches.settings import FileSettings
+from service.shared.settings.fields import (
     HTTP_HOST,
     LOG_FORMAT,
     LOG_LEVEL,
@@ -28,7 +28,7 @@ from service.settings.fields import (
     setting,
     split_or_none,
 )
-from service.settings.reading import ProcessSettings
+from service.shared.settings.reading import ProcessSettings
 
 #: The next port after those of the worker and the exporter.
 GATEWAY_PORT = 10_402

@@ -39,8 +39,8 @@ from quire.wire.output import Completion, TokenChunk
 from service.gateway.answers import Answer, Update
 from service.gateway.complete_answers import send_with_timeout
 from service.gateway.cursors import Cursor, event_id
-from service.gateway.http.tasks import HungUp, end, while_connected
 from service.gateway.refusals import Refused, refusal_of
+from service.shared.http.tasks import HungUp, end, while_connected
 
 #: How long a stream waits for its first event before it sends its status. An error within this time
 #: becomes the status, a later one an event after a 200.

@@ -27,8 +27,8 @@ def _run() -> int:
     from service.notifier.endpoints import read_endpoints
     from service.notifier.notifier import Notifier
     from service.notifier.settings import NotifierSettings
-    from service.settings.logs import configure_logs, warn_of_settings
-    from service.settings.sources import ConfigurationError
+    from service.shared.logs import configure_logs, warn_of_settings
+    from service.shared.settings.sources import ConfigurationError
 
     try:
         settings = NotifierSettings.load()

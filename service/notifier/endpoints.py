@@ -22,7 +22,7 @@ from standardwebhooks.webhooks import EmptyWebhookSecretError, Webhook
 from quire.wire.protocol import TENANT_PATTERN
 from service.notifier.addresses import host_of
 from service.notifier.events import EVENTS
-from service.settings.sources import ConfigurationError
+from service.shared.settings.sources import ConfigurationError
 
 #: The most endpoints of one file.
 MAX_ENDPOINTS = 1000

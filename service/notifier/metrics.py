@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
 from service.notifier.register import notifier_families
-from service.observe.instruments import build_instrument
+from service.shared.instruments import build_instrument
 
 
 class NotifierMetrics:

@@ -25,7 +25,7 @@ from service.notifier.metrics import NotifierMetrics
 from service.notifier.posting import Poster
 from service.notifier.sending import Sending
 from service.notifier.settings import NotifierSettings
-from service.observe.health import ProbeServer
+from service.shared.probes import ProbeServer
 
 #: How often the event loop gives a sign of life, and after how long without one it hangs.
 TURN_SECONDS, HANGING_SECONDS = 1.0, 60.0

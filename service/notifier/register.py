@@ -1,6 +1,6 @@
-"""The register of the notifier's metrics; see service/observe/register.py for the worker's."""
+"""The register of the notifier's metrics; `service.worker.observe` has the worker's."""
 
-from service.settings.families import NONE, MetricFamily
+from service.shared.families import NONE, MetricFamily
 
 #: What becomes of the end of a request, response, batch or group.
 FATES = ("kept", "unwanted", "dropped")

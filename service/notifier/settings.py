@@ -9,7 +9,7 @@ from pydantic_settings import SettingsConfigDict
 
 from quire.cli.sources import ENV_PREFIX
 from service.notifier.addresses import Network
-from service.settings.fields import (
+from service.shared.settings.fields import (
     HTTP_HOST,
     LOG_FORMAT,
     LOG_LEVEL,
@@ -21,7 +21,7 @@ from service.settings.fields import (
     port,
     setting,
 )
-from service.settings.reading import CompanionSettings
+from service.shared.settings.reading import CompanionSettings
 
 #: The next port after that of the batcher.
 NOTIFIER_PORT = 10_404

@@ -11,7 +11,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from service.settings.config import EMBEDDED_MODEL
+from service.worker.settings.config import EMBEDDED_MODEL
 
 #: What there is for requests to name, and the rank of each.
 RANKS = {"first": 4, "second": 8}

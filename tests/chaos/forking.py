@@ -19,11 +19,11 @@ PR_SET_PDEATHSIG = 1
 #: What every process of chaos needs, but the model.
 IMPORTS = ("tests.chaos.clients", "tests.chaos.worker", "tokenizers", "pydantic_settings")
 #: What a worker with the real model needs besides; takes seconds, and only such plays need it.
-MODEL_IMPORTS = ("engine.model.load.load_runner", "service.model.text")
+MODEL_IMPORTS = ("engine.model.load.load_runner", "service.worker.model.text")
 
 #: What gateways, batchers and notifiers need, and only their plays.
 SINK_IMPORTS = (
-    *("tests.chaos.sinks.services", "service.gateway.http.server", "service.batcher.batcher"),
+    *("tests.chaos.sinks.services", "service.gateway.server", "service.batcher.batcher"),
     "service.notifier.notifier",
 )
 

@@ -9,9 +9,9 @@ import tempfile
 from pathlib import Path
 
 from engine.vllm.load import load_vllm
-from service.model.adapters import adapters_in
-from service.model.served import ServedModel, served_by_vllm, vllm_limits
-from service.settings.config import Settings
+from service.worker.model.adapters import adapters_in
+from service.worker.model.served import ServedModel, served_by_vllm, vllm_limits
+from service.worker.settings.config import Settings
 from tests.chaos import adapters
 from tests.chaos.real import VLLM_FLAGS
 

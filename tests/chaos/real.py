@@ -10,7 +10,7 @@ from typing import Any
 
 from quire import Client
 from quire.wire.protocol import GenerationRequest
-from service.settings.config import EMBEDDED_MODEL
+from service.worker.settings.config import EMBEDDED_MODEL
 from tests.chaos.adapters import NAMES
 from tests.chaos.callers import Wanted
 from tests.chaos.stage import QUEUE, Cast, Stage

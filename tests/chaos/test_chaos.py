@@ -14,7 +14,7 @@ from transformers import (
 
 from quire.transport.local_redis import URL_VARIABLE, LocalRedis
 from quire.wire.adapters import adapter_of
-from service.settings.config import EMBEDDED_MODEL
+from service.worker.settings.config import EMBEDDED_MODEL
 from tests.chaos.adapters import NAMES, SCALE, lay_out
 from tests.chaos.append_only import cut, read_command
 from tests.chaos.audit import log_violations

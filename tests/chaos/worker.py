@@ -21,9 +21,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 import service.__main__
-import service.incoming.reception
-import service.process.worker
-import service.settings.config
+import service.worker.incoming.reception
 from engine.batch import BatchRow
 from engine.fake_runner import FakeRunner
 from engine.request import Request
@@ -31,9 +29,12 @@ from engine.vllm.row import Row
 from quire.transport import script_runner
 from quire.wire.constraints import Constraint
 from quire.wire.protocol import GenerationRequest
-from service.model.served import ServedModel
-from service.outgoing.delivery import Delivery
-from service.outgoing.publisher import Publisher
+from service.worker.model.served import ServedModel
+from service.worker.outgoing.delivery import Delivery
+from service.worker.outgoing.publisher import Publisher
+from service.worker.process import worker as worker_module
+from service.worker.process.worker import Worker
+from service.worker.settings.config import Settings
 from tests.chaos import forking
 from tests.chaos.processes import LoggedProcess
 from tests.service import fake_model
@@ -174,7 +175,7 @@ def doctored_source(control: str, name: str, source: str) -> str:
     return source.replace(sound, broken)
 
 
-_Load = Callable[[service.settings.config.Settings], ServedModel]
+_Load = Callable[[Settings], ServedModel]
 
 
 def _loader(step_seconds: float | None, *, has_vllm: bool) -> _Load | None:
@@ -190,15 +191,15 @@ def _run(argv: Sequence[str], load: _Load | None, doctored: Sequence[str]) -> No
     for control in doctored:
         _doctor(control)
     if load is not None:
-        service.process.worker.Worker = _with_model(load)  # type: ignore[assignment, misc]
-    load_settings = service.settings.config.Settings.load
+        worker_module.Worker = _with_model(load)  # type: ignore[assignment, misc]
+    load_settings = Settings.load
 
-    def settings_and_signals() -> service.settings.config.Settings:
+    def settings_and_signals() -> Settings:
         # The first thing main does once it hears signals.
         forking.hear_sigterm()
         return load_settings()
 
-    service.settings.config.Settings.load = settings_and_signals
+    Settings.load = settings_and_signals
     workers = _remembered_workers()
     sys.argv = ["worker", *argv]
     code = service.__main__.main()
@@ -207,7 +208,7 @@ def _run(argv: Sequence[str], load: _Load | None, doctored: Sequence[str]) -> No
     service.__main__.leave(code)
 
 
-def _load_fake(settings: service.settings.config.Settings, *, step_seconds: float) -> ServedModel:
+def _load_fake(settings: Settings, *, step_seconds: float) -> ServedModel:
     """A fake model; about every second worker launches steps behind those in flight."""
     return fake_model.fake_model(
         settings,
@@ -216,29 +217,31 @@ def _load_fake(settings: service.settings.config.Settings, *, step_seconds: floa
     )
 
 
-def _load_vllm(settings: service.settings.config.Settings) -> ServedModel:
+def _load_vllm(settings: Settings) -> ServedModel:
     """The vLLM that the process had at its fork."""
     from tests.chaos import loaded_vllm
 
     return loaded_vllm.served(settings)
 
 
-def _with_model(load: Callable[..., ServedModel]) -> Callable[..., service.process.worker.Worker]:
-    return functools.partial(service.process.worker.Worker, load=load)
+def _with_model(
+    load: Callable[..., ServedModel],
+) -> Callable[..., Worker]:
+    return functools.partial(worker_module.Worker, load=load)
 
 
-def _remembered_workers() -> list[service.process.worker.Worker]:
+def _remembered_workers() -> list[Worker]:
     """Where this process's worker will be once there is one."""
-    workers: list[service.process.worker.Worker] = []
-    make = service.process.worker.Worker
+    workers: list[Worker] = []
+    make = worker_module.Worker
 
     def make_and_remember(
-        settings: service.settings.config.Settings,
-    ) -> service.process.worker.Worker:
+        settings: Settings,
+    ) -> Worker:
         workers.append(make(settings))
         return workers[-1]
 
-    service.process.worker.Worker = make_and_remember  # type: ignore[assignment, misc]
+    worker_module.Worker = make_and_remember  # type: ignore[assignment, misc]
     return workers
 
 
@@ -249,8 +252,8 @@ def _doctor(control: str) -> None:
     elif control == SILENT_LOSS:
         Publisher.lose = _lose_in_silence  # type: ignore[method-assign]
     elif control in FORGOTTEN:
-        make = service.incoming.reception.engine_request
-        service.incoming.reception.engine_request = _without(FORGOTTEN[control], make)
+        make = service.worker.incoming.reception.engine_request
+        service.worker.incoming.reception.engine_request = _without(FORGOTTEN[control], make)
     elif control == OWN_COUNT:
         Row.output_index = property(lambda row: len(row._live))  # type: ignore[assignment, method-assign]
     elif control == STATEFUL_NOISE:

@@ -50,7 +50,7 @@ def test_what_cannot_be_installed_is_skipped_with_its_reason(
 
 
 def test_the_model_of_the_run_knows_functions() -> None:
-    from service.model.text import ModelTokenizer
+    from service.worker.model.text import ModelTokenizer
 
     model = ModelTokenizer.load(str(runner.model_folder()))
     tools = [{"type": "function", "function": {"name": "weather"}}]

@@ -10,8 +10,8 @@ from quire.broker.broker import Broker
 from quire.transitions.values import Claim, Claimed, CommitItem, QueueLimits, QueuePolicy
 from quire.wire.output import Activity, Completion, ErrorInfo, Execution, FinishReason, State, Usage
 from quire.wire.protocol import GenerationRequest, Priority
-from service.batches import ledger
-from service.batches.ledger import Ledger, ResultFile
+from service.shared.batches import ledger
+from service.shared.batches.ledger import Ledger, ResultFile
 
 #: What a page must show and never run.
 HOSTILE = (

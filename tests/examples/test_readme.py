@@ -16,7 +16,7 @@ from quire.cli.verbs import VERBS
 from quire.testing.in_memory import FakeQuire
 from quire.transport.local_redis import URL_VARIABLE, LocalRedis
 from quire.wire.protocol import GenerationRequest
-from service.settings.config import EMBEDDED_MODEL, Settings
+from service.worker.settings.config import EMBEDDED_MODEL, Settings
 from tests.service.builders import CHECKOUT, WorkerProcess
 
 README = (CHECKOUT / "README.md").read_text()

@@ -30,8 +30,8 @@ from quire.wire.chat_messages import MAX_MESSAGES
 from quire.wire.codec import MAX_ARRAY_LENGTH, MAX_MESSAGE_BYTES, unpack
 from quire.wire.protocol import GenerationRequest
 from quire.wire.sampling import MAX_STOP_LENGTH, MAX_STOP_STRINGS
-from service.model.control_tokens import ControlTokens
-from service.model.encoding import encoded
+from service.worker.model.control_tokens import ControlTokens
+from service.worker.model.encoding import encoded
 
 Work = Callable[[], object]
 

@@ -23,9 +23,9 @@ from service.gateway.register import gateway_families
 from service.gateway.settings import GatewaySettings
 from service.notifier.register import notifier_families
 from service.notifier.settings import NotifierSettings
-from service.observe.register import families
-from service.settings.config import Settings
-from service.settings.show import own_parser
+from service.worker.observe.register import families
+from service.worker.settings.config import Settings
+from service.worker.settings.show import own_parser
 from tests.house.test_house import ROOT, tracked
 
 PAGES = tracked("*.md")

@@ -2,8 +2,8 @@
 
 import re
 
-from service.settings.engine import EngineSettings
-from service.settings.reading import ProcessSettings
+from service.shared.settings.reading import ProcessSettings
+from service.worker.settings.engine import EngineSettings
 from tests.house.test_house import ROOT
 
 TEXT = (ROOT / "docs" / "reference" / "engines.md").read_text()

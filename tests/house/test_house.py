@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 #: Functions that are promised to fit a screen.
-ONE_SCREEN = {("engine/engine.py", "step"): 30, ("service/process/worker.py", "run"): 40}
+ONE_SCREEN = {("engine/engine.py", "step"): 30, ("service/worker/process/worker.py", "run"): 40}
 
 
 def tracked(*patterns: str) -> list[Path]:
@@ -68,7 +68,7 @@ LISTING_RULES = {
         *("service.batcher", "service.exporter", "service.gateway", "service.notifier"),
         "service.observe",
     },
-    "9.": {"service.incoming", "service.model"},
+    "9.": {"service.worker.incoming", "service.worker.model"},
 }
 #: The most modules that a folder holds. Not a reason to divide what is one thing.
 MAX_MODULES = 30
@@ -125,7 +125,7 @@ def version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", text.split("+", maxsplit=1)[0]))
 
 
-@pytest.mark.parametrize("module", ["quire", "service.settings.config", "engine.engine"])
+@pytest.mark.parametrize("module", ["quire", "service.worker.settings.config", "engine.engine"])
 def test_importing_a_room_that_computes_nothing_costs_no_torch(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     command = [sys.executable, "-c", code]

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from engine.model.wide.gguf_header import read_header
 from models.fetch import MODELS
-from service.model.text import ModelTokenizer
+from service.worker.model.text import ModelTokenizer
 from tests.engine.model.builders import generate, make_request, make_runner
 from tests.models.goldens import generated
 from tests.models.smollm2_chats import LONG_TEXT

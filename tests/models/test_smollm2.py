@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 from models.fetch import MODELS
 from quire.wire.choices import seed_of
 from quire.wire.constraints import Constraint
-from service.constraints.grammars import CompiledGrammars, load_grammars
-from service.model.text import ModelTokenizer
+from service.worker.constraints.grammars import CompiledGrammars, load_grammars
+from service.worker.model.text import ModelTokenizer
 from tests.engine.model.builders import generate, make_request, make_runner
 from tests.models.goldens import generated
 from tests.models.smollm2_chats import CHATS

@@ -9,14 +9,14 @@ import pytest
 from service.batcher.settings import BATCHER_PORT, BatcherSettings
 from service.console.settings import CONSOLE_PORT, ConsoleSettings
 from service.exporter.settings import ExporterSettings
-from service.gateway.http.server import CLOSE_SECONDS
+from service.gateway.server import CLOSE_SECONDS
 from service.gateway.settings import GATEWAY_PORT, GatewaySettings
 from service.notifier.endpoints import read_endpoints
 from service.notifier.settings import NOTIFIER_PORT, NotifierSettings
-from service.settings.config import Settings
-from service.settings.model_table import read_models
-from service.settings.several import settings_of_models
-from service.settings.sources import ConfigurationError
+from service.shared.model_table import read_models
+from service.shared.settings.sources import ConfigurationError
+from service.worker.settings.config import Settings
+from service.worker.settings.several import settings_of_models
 from tests.ops.checkout import COMPOSE_FILE, ROOT, load_yaml, program, run
 
 DOCKERFILE = ROOT / "ops" / "Dockerfile"

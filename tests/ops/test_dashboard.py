@@ -10,7 +10,7 @@ from service.batcher.register import batcher_families
 from service.exporter.register import exporter_families
 from service.gateway.register import gateway_families
 from service.notifier.register import notifier_families
-from service.observe.register import families
+from service.worker.observe.register import families
 from tests.ops.checkout import alerts, load_dashboard, panel_queries, panels
 from tests.ops.promql import RATE_INTERVAL, family_name, matchers, nodes, parse, selectors
 

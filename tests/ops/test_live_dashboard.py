@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from service.settings.config import EMBEDDED_MODEL
+from service.worker.settings.config import EMBEDDED_MODEL
 from tests.ops.checkout import load_dashboard, panel_queries, panels, program
 from tests.ops.promql import substitute
 from tests.ops.stack import POLL_SECONDS, Load, Prometheus, running_stack

@@ -3,7 +3,7 @@
 from pathlib import PurePosixPath
 
 from service.exporter.settings import EXPORTER_PORT, ExporterSettings
-from service.settings.config import WORKER_PORT
+from service.worker.settings.config import WORKER_PORT
 from tests.ops.checkout import (
     COMPOSE_FILE,
     DASHBOARD,

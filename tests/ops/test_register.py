@@ -11,8 +11,8 @@ from service.batcher.register import batcher_families
 from service.exporter.register import exporter_families
 from service.gateway.register import gateway_families
 from service.notifier.register import notifier_families
-from service.observe.register import families
-from service.settings.families import MetricFamily
+from service.shared.families import MetricFamily
+from service.worker.observe.register import families
 from tests.ops.checkout import load_dashboard, panel_queries, panels, rules
 from tests.ops.promql import HISTOGRAM_SUFFIXES, family_name, matchers, selectors
 

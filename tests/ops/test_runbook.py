@@ -4,7 +4,7 @@ import pytest
 
 from service.exporter.register import exporter_families
 from service.exporter.settings import ExporterSettings
-from service.settings.config import Settings
+from service.worker.settings.config import Settings
 from tests.ops.checkout import COMPOSE_FILE, OPERATE, RUNBOOK, alerts, load_yaml, panels
 
 TEXT = RUNBOOK.read_text(encoding="utf-8")

@@ -10,11 +10,11 @@ from service.batcher.settings import BatcherSettings
 from service.console.server import CLOSE_SECONDS as CONSOLE_CLOSE_SECONDS
 from service.console.settings import ConsoleSettings
 from service.exporter.settings import ExporterSettings
-from service.gateway.http.server import CLOSE_SECONDS
+from service.gateway.server import CLOSE_SECONDS
 from service.gateway.settings import GatewaySettings
 from service.notifier.settings import NotifierSettings
-from service.process.worker import RELEASE_SECONDS
-from service.settings.config import Settings
+from service.worker.process.worker import RELEASE_SECONDS
+from service.worker.settings.config import Settings
 from tests.ops.checkout import ROOT, program, run
 
 UNITS = sorted((ROOT / "ops" / "systemd").iterdir())

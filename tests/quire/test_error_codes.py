@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from quire.batch.lines import CANCELLED, EXPIRED
-from service.settings.families import DEAD_REASONS
+from service.shared.families import DEAD_REASONS
 
 ROOT = Path(__file__).parents[2]
 #: What makes an error, and at which place of its arguments the code stands.

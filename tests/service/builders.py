@@ -27,9 +27,9 @@ from quire.broker.broker import Broker
 from quire.transport.connection import connect
 from quire.transport.local_redis import LocalRedis
 from quire.wire.protocol import Completion, GenerationRequest, TokenChunk
-from service.model.served import ServedModel
-from service.process.worker import Worker
-from service.settings.config import EMBEDDED_MODEL, Settings
+from service.worker.model.served import ServedModel
+from service.worker.process.worker import Worker
+from service.worker.settings.config import EMBEDDED_MODEL, Settings
 from tests.service.fake_model import (
     BOS_ID,
     EOS_ID,
@@ -69,7 +69,7 @@ __all__ = [
 ]
 
 #: The module of the worker that serves a model, and of the same one with pauses.
-REAL_WORKER, SLOW_WORKER = "service", "tests.service.process.slow_worker"
+REAL_WORKER, SLOW_WORKER = "service", "tests.service.worker.process.slow_worker"
 CHECKOUT = EMBEDDED_MODEL.parents[1]
 Program = subprocess.Popen[str] | ForkedProgram
 #: Short enough for quick takeovers, long enough to be renewed on a busy machine.

@@ -3,10 +3,10 @@
 import functools
 
 import service.__main__
-import service.process.worker
+import service.worker.process.worker
 from engine.fake_runner import FAKE_WIDTH
-from service.model.vectors import ServedVectors
-from service.process.worker import Worker
+from service.worker.model.vectors import ServedVectors
+from service.worker.process.worker import Worker
 from tests.service.builders import fake_model
 from tests.service.fake_worker import compute
 
@@ -15,7 +15,7 @@ def main() -> int:
     """What `python -m service` does, with a model that needs no torch."""
     vectors = ServedVectors(kind="embeddings", width=FAKE_WIDTH)
     load = functools.partial(fake_model, before_run=compute, vectors=vectors)
-    service.process.worker.Worker = functools.partial(Worker, load=load)  # type: ignore[misc, assignment]
+    service.worker.process.worker.Worker = functools.partial(Worker, load=load)  # type: ignore[misc, assignment]
     return service.__main__.main()
 
 

@@ -22,12 +22,12 @@ from engine.fake_runner import (
 from quire.records import PromptToken
 from quire.wire.constraints import Constraint
 from quire.wire.logprobs import TokenLogprob
-from service.constraints.grammars import Grammars, load_grammars
-from service.model.adapters import adapters_in
-from service.model.served import ServedModel, engine_config
-from service.model.text import Messages, ModelTokenizer
-from service.model.vectors import ServedVectors
-from service.settings.config import Settings
+from service.worker.constraints.grammars import Grammars, load_grammars
+from service.worker.model.adapters import adapters_in
+from service.worker.model.served import ServedModel, engine_config
+from service.worker.model.text import Messages, ModelTokenizer
+from service.worker.model.vectors import ServedVectors
+from service.worker.settings.config import Settings
 
 #: The end of sequence, then the 256 bytes, then the beginning.
 EOS_ID, BOS_ID, VOCAB_SIZE = 0, 257, 258

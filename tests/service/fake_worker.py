@@ -13,9 +13,9 @@ import threading
 import time
 
 import service.__main__
-import service.process.worker
+import service.worker.process.worker
 from engine.batch import Batch
-from service.process.worker import Worker
+from service.worker.process.worker import Worker
 from tests.service.builders import fake_model
 
 STEP_SECONDS = float(os.environ.get("QUIRE_TEST_STEP_SECONDS", "0.004"))
@@ -49,7 +49,7 @@ def compute(batch: Batch) -> None:
 def main() -> int:
     """What `python -m service` does, with a model that needs no torch."""
     load = functools.partial(fake_model, before_run=compute)
-    service.process.worker.Worker = functools.partial(Worker, load=load)  # type: ignore[misc, assignment]
+    service.worker.process.worker.Worker = functools.partial(Worker, load=load)  # type: ignore[misc, assignment]
     return service.__main__.main()
 
 

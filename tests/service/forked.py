@@ -17,8 +17,8 @@ from multiprocessing.connection import Connection
 
 #: What a worker with a model imports, and with it nearly all that takes time.
 IMPORTS = (
-    "service.process.worker",
-    "service.model.text",
+    "service.worker.process.worker",
+    "service.worker.model.text",
     "engine.model.load.load_runner",
     "transformers.models.llama.modeling_llama",
 )

@@ -12,9 +12,9 @@ from tests.service.builders import PATIENCE_SECONDS, Queue, WorkerThread, expect
 @pytest.fixture(autouse=True)
 def _is_never_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that stands still for seconds still commits, and promotes nothing of its own."""
-    monkeypatch.setattr("service.process.worker.LAST_COMMIT_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr("service.worker.process.worker.LAST_COMMIT_SECONDS", PATIENCE_SECONDS)
     pauses = BackOff(first_seconds=300.0, longest_seconds=300.0)
-    monkeypatch.setattr("service.outgoing.publisher.FAILURE_PAUSES", pauses)
+    monkeypatch.setattr("service.worker.outgoing.publisher.FAILURE_PAUSES", pauses)
 
 
 @pytest.mark.parametrize("error", [DeviceFailed("device lost"), SystemExit("torch is gone")])

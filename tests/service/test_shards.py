@@ -17,7 +17,7 @@ from tests.service.builders import (
     private_redis,
     stays,
 )
-from tests.service.outgoing.test_cluster import id_in
+from tests.service.worker.outgoing.test_cluster import id_in
 
 NUM_SHARDS = 3
 
@@ -133,7 +133,7 @@ def test_a_durable_worker_refuses_a_server_that_promises_nothing():
 def test_a_worker_that_can_claim_and_not_commit_leaves_most_of_the_queue_to_others(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr("service.incoming.intake.MAX_ENDED_CLAIMS", 8)
+    monkeypatch.setattr("service.worker.incoming.intake.MAX_ENDED_CLAIMS", 8)
     with private_redis() as server:
         queue = Queue.at(server.url)
         settings = queue.settings(durable=True, max_num_seqs=4, claim_batch=2)

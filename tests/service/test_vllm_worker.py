@@ -7,10 +7,10 @@ import pytest
 
 from engine.errors import DeviceFailed
 from engine.vllm.engine import VllmEngine
-from service.model.served import ServedModel
-from service.observe.register import REGISTER
-from service.pages.metrics_page import ABSENT, IN_PART, WITHOUT_COUNTERPART
-from service.settings.config import Settings
+from ops.pages.metrics_page import ABSENT, IN_PART, WITHOUT_COUNTERPART
+from service.worker.model.served import ServedModel
+from service.worker.observe.register import REGISTER
+from service.worker.settings.config import Settings
 from tests.engine.vllm.fake_vllm import FakeVllm
 from tests.service.builders import (
     PATIENCE_SECONDS,
@@ -49,7 +49,7 @@ def loaded(settings: Settings, *, before_step: Callable[[], None] = lambda: None
 def test_an_error_in_a_step_of_vllm_ends_its_worker_and_no_request(
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("service.process.worker.LAST_COMMIT_SECONDS", PATIENCE_SECONDS)
+    monkeypatch.setattr("service.worker.process.worker.LAST_COMMIT_SECONDS", PATIENCE_SECONDS)
     ids = [queue.submit((n,), max_tokens=300) for n in (4, 5)]
     load = functools.partial(loaded, before_step=Failing(queue, ids))
     with WorkerThread(queue.settings(lease_seconds=600.0), load=load) as worker:

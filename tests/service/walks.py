@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from engine.constraint import Constraint as EngineConstraint
 from engine.constraint import allows
 from quire.wire.constraints import Constraint
-from service.constraints.grammars import CompiledGrammars, load_grammars
+from service.worker.constraints.grammars import CompiledGrammars, load_grammars
 
 EOS_ID, OTHER_EOS_ID = 0, 1
 #: Of printable characters each pair is a token, so that tokens go over the joints of a grammar.

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.service.constraints.called import DEEPSEEK, FAMILIES, GLM, HARMONY, Family
+from tests.service.worker.constraints.called import DEEPSEEK, FAMILIES, GLM, HARMONY, Family
 
 _FUNCTION = {"name": "{name}", "arguments": "{content}"}
 _NAMED = {"transform": {"type": "function", "function": _FUNCTION}, "repeats": True}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from quire import LocalRedis
-from tests.service.constraints.called import FAMILIES
+from tests.service.worker.constraints.called import FAMILIES
 from tests.tools.formats import FORMATS, PLAIN
 from tests.tools.judging import fault_of
 from tests.tools.run import score_of

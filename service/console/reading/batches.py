@@ -8,7 +8,7 @@ from quire.broker.broker import Broker
 from quire.errors import ProtocolError
 from quire.transitions.replies import ms_of
 from quire.transport.procedure import Procedure, RoundTrip, command
-from service.batches.records import ENDED, BatchRecord
+from service.shared.batches.records import ENDED, BatchRecord
 
 #: The most batches of each list, and how many members of the set of ends are looked at for them:
 #: it also has the files.

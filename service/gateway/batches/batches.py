@@ -15,8 +15,6 @@ from quire.errors import InvalidRequest
 from quire.openai.requests import parse_body
 from quire.transport.script_runner import Argument
 from quire.wire.protocol import Priority
-from service.batches import ledger
-from service.batches.records import BATCH_ID, INPUT, BatchRecord, expiry_seconds, window_seconds
 from service.gateway.batches.bodies import (
     full,
     json_answer,
@@ -38,6 +36,14 @@ from service.gateway.queue import DEFAULT_TENANT
 from service.gateway.refusals import Refused, key_reused
 from service.gateway.requests import body_of, queue_options_of
 from service.gateway.settings import GatewaySettings
+from service.shared.batches import ledger
+from service.shared.batches.records import (
+    BATCH_ID,
+    INPUT,
+    BatchRecord,
+    expiry_seconds,
+    window_seconds,
+)
 
 #: The fields of the body that creates a batch. `requests` is an addition to OpenAI's.
 FIELDS = (

@@ -8,9 +8,9 @@ from starlette.responses import Response
 
 from quire.errors import InvalidRequest
 from quire.wire.codec import pack
-from service.batches.records import expiry_seconds
 from service.gateway.complete_answers import CompleteAnswer
 from service.gateway.refusals import Refusal, Refused
+from service.shared.batches.records import expiry_seconds
 
 #: The limits of OpenAI for the metadata of a batch.
 MAX_PAIRS, MAX_KEY_LENGTH, MAX_VALUE_LENGTH = 16, 64, 512

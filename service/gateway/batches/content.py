@@ -7,8 +7,8 @@ import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from service.batches.storage import StorageError
 from service.gateway.complete_answers import send_with_timeout
+from service.shared.batches.storage import StorageError
 
 _log = structlog.get_logger("service.gateway")
 

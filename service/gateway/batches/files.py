@@ -13,10 +13,6 @@ from starlette.responses import Response
 
 from quire.errors import InvalidRequest
 from quire.transport.procedure import Procedure
-from service.batches import ledger
-from service.batches.ledger import AsyncLedger, Listed
-from service.batches.records import FILE_ID, INPUT, BatchRecord, FileRecord
-from service.batches.storage import FolderStorage, StorageError
 from service.gateway.batches.bodies import (
     expiry_of_form,
     full,
@@ -33,6 +29,10 @@ from service.gateway.pages import PageQuery, page_body, page_of
 from service.gateway.queue import DEFAULT_TENANT
 from service.gateway.refusals import Refused
 from service.gateway.settings import GatewaySettings
+from service.shared.batches import ledger
+from service.shared.batches.ledger import AsyncLedger, Listed
+from service.shared.batches.records import FILE_ID, INPUT, BatchRecord, FileRecord
+from service.shared.batches.storage import FolderStorage, StorageError
 
 #: The most files of one answer, and how many there are without a `limit`.
 MAX_PAGE, DEFAULT_PAGE = 10_000, 1000

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from quire.client.async_client import AsyncClient
-from service.batches.ledger import AsyncLedger
-from service.batches.opening import open_storage
 from service.gateway.batches.batches import BatchRoutes
 from service.gateway.batches.files import CallerOf, FileRoutes, Files
 from service.gateway.http.middleware import Handler
 from service.gateway.settings import GatewaySettings
+from service.shared.batches.ledger import AsyncLedger
+from service.shared.batches.opening import open_storage
 
 #: Method, path, name in the metrics, handler, and whether it counts as an open answer.
 BatchRoute = tuple[str, str, str, Handler, bool]

@@ -15,9 +15,9 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
 from quire.errors import InvalidRequest
-from service.gateway.http.tasks import HungUp
 from service.gateway.refusals import Refusal, Refused, unsupported_encoding
 from service.gateway.requests import refuse_encoding
+from service.shared.http.tasks import HungUp
 
 #: The name of the part with the file.
 FILE = "file"

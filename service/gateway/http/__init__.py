@@ -1,1 +1,1 @@
-"""The gateway's HTTP server: socket, connections, middleware, lifecycle. Knows no answers."""
+"""The HTTP side of the gateway: connections, middleware, lifecycle. Knows no answers."""

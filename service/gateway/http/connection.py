@@ -19,9 +19,9 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES
 from uvicorn.server import ServerState
 
-from service.gateway.http.heads import TimedConnection
-from service.gateway.http.strict import UnclearRequest
 from service.gateway.refusals import Refusal
+from service.shared.http.heads import TimedConnection
+from service.shared.http.strict import UnclearRequest
 
 #: The most bytes that are parsed without a pause. asyncio reads 256 KiB at once: in chunks of one
 #: byte each they take a third of a second.

@@ -13,9 +13,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire.errors import QuireError
 from service.gateway.http.connection import with_close
 from service.gateway.http.lifecycle import Lifecycle
-from service.gateway.http.tasks import HungUp
 from service.gateway.metrics import GatewayMetrics
 from service.gateway.refusals import Refusal, Refused, refusal_of, unavailable
+from service.shared.http.tasks import HungUp
 
 #: The status under which web servers count a request whose caller disconnected.
 STATUS_HUNG_UP = 499

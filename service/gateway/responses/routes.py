@@ -34,7 +34,6 @@ from service.gateway.cursors import LAST_EVENT_ID
 from service.gateway.http.cors import REQUEST_ID
 from service.gateway.http.lifecycle import Lifecycle
 from service.gateway.http.middleware import Admission, Handler, RouteEndpoint, log_reason
-from service.gateway.http.tasks import HungUp, while_connected
 from service.gateway.idempotency import CallRecord
 from service.gateway.metrics import GatewayMetrics
 from service.gateway.pages import number_in, page_body, page_of, part_of, switch_in
@@ -47,6 +46,7 @@ from service.gateway.responses.log import ResponseLog
 from service.gateway.responses.streaming import BEFORE_ALL, ResponseStream
 from service.gateway.responses.submitting import Submitted, Submitting, in_response
 from service.gateway.settings import GatewaySettings
+from service.shared.http.tasks import HungUp, while_connected
 
 PATH = "/v1/responses"
 

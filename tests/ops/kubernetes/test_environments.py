@@ -10,11 +10,11 @@ from service.batcher.settings import BATCHER_PORT, BatcherSettings
 from service.console.server import CLOSE_SECONDS as CONSOLE_CLOSE_SECONDS
 from service.console.settings import CONSOLE_PORT, ConsoleSettings
 from service.exporter.settings import EXPORTER_PORT, ExporterSettings
-from service.gateway.http.server import CLOSE_SECONDS
+from service.gateway.server import CLOSE_SECONDS
 from service.gateway.settings import GATEWAY_PORT, GatewaySettings
 from service.notifier.settings import NOTIFIER_PORT, NotifierSettings
-from service.process.worker import RELEASE_SECONDS
-from service.settings.config import WORKER_PORT, Settings
+from service.worker.process.worker import RELEASE_SECONDS
+from service.worker.settings.config import WORKER_PORT, Settings
 from tests.ops.kubernetes.cluster import (
     KUBERNETES,
     OURS,

@@ -18,8 +18,8 @@ from quire.cli.sources import (
 )
 from service.exporter.settings import ExporterSettings
 from service.gateway.settings import GatewaySettings
-from service.settings.config import Settings
-from service.settings.sources import ConfigurationError, read_environment
+from service.shared.settings.sources import ConfigurationError, read_environment
+from service.worker.settings.config import Settings
 
 
 @pytest.fixture(autouse=True)

@@ -5,8 +5,8 @@ import json
 import pytest
 from openai import APIStatusError, BadRequestError, NotFoundError, OpenAI
 
-from service.batches import ledger
-from service.batches.ledger import Ledger
+from service.shared.batches import ledger
+from service.shared.batches.ledger import Ledger
 from tests.service.batcher.builders import (
     ENDPOINT,
     batcher_of,

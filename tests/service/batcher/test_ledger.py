@@ -3,8 +3,8 @@
 import pytest
 
 from quire.broker.view import batches
-from service.batches import ledger
-from service.batches.ledger import Hold, Ledger, ResultFile
+from service.shared.batches import ledger
+from service.shared.batches.ledger import Hold, Ledger, ResultFile
 from tests.service.builders import Queue
 
 FILE, BATCH = "file-1", "batch_1"

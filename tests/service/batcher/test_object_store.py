@@ -12,12 +12,12 @@ from openai import OpenAI
 
 from service.batcher.destinations import Destinations
 from service.batcher.job import Draining, Job
-from service.batches import ledger
-from service.batches.ledger import Ledger
-from service.batches.object_store import ObjectStorage
-from service.batches.opening import open_storage
-from service.batches.storage import MissingContent
-from service.settings.sources import ConfigurationError
+from service.shared.batches import ledger
+from service.shared.batches.ledger import Ledger
+from service.shared.batches.object_store import ObjectStorage
+from service.shared.batches.opening import open_storage
+from service.shared.batches.storage import MissingContent
+from service.shared.settings.sources import ConfigurationError
 from tests.service.batcher.builders import (
     batcher_of,
     create,

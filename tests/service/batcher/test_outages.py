@@ -11,7 +11,7 @@ from quire.transport.local_redis import LocalRedis
 from quire.transport.procedure import Procedure
 from service.batcher import batcher as batcher_module
 from service.batcher.job import MAX_FAULTS
-from service.batches.ledger import Ledger
+from service.shared.batches.ledger import Ledger
 from tests.service.batcher.builders import (
     batcher_of,
     create,

@@ -12,10 +12,10 @@ from quire.batch import files as batch_files
 from quire.transport.script_runner import load_source
 from service.batcher.destinations import Destinations
 from service.batcher.job import MAX_FAULTS, ClaimLost, Draining, Job
-from service.batches import ledger
-from service.batches.ledger import Ledger
-from service.batches.records import BatchRecord
-from service.batches.storage import FolderStorage, Work
+from service.shared.batches import ledger
+from service.shared.batches.ledger import Ledger
+from service.shared.batches.records import BatchRecord
+from service.shared.batches.storage import FolderStorage, Work
 from tests.service.batcher.builders import (
     BatcherProcess,
     batcher_of,

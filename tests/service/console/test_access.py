@@ -6,7 +6,7 @@ import pytest
 
 from service.console.access import Users
 from service.console.settings import ConsoleSettings
-from service.settings.sources import ConfigurationError
+from service.shared.settings.sources import ConfigurationError
 
 PASSWORD, OTHER = "a-long-password-1", "another-password-2"
 

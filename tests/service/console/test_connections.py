@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from service.console import forms
-from service.gateway.http import heads
+from service.shared.http import heads
 from tests.service.builders import PATIENCE_SECONDS
 
 

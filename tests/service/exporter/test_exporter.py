@@ -23,8 +23,8 @@ from quire.wire.protocol import GenerationRequest
 from service.exporter.queues import Exporter, QueueCollector, Reading
 from service.exporter.register import exporter_families
 from service.exporter.settings import ExporterSettings
-from service.observe import register
-from service.settings.sources import ConfigurationError
+from service.shared.settings.sources import ConfigurationError
+from service.worker.observe import register
 from tests.service.builders import CHECKOUT, PATIENCE_SECONDS, Queue, eventually, http_get
 
 #: A sample's name and labels.

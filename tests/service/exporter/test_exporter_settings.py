@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from service.exporter.settings import EXPORTER_PORT, ExporterSettings
-from service.settings.sources import ConfigurationError
+from service.shared.settings.sources import ConfigurationError
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.client.async_client import AsyncClient
-from service.gateway.http.server import GatewayServer
+from service.gateway.server import GatewayServer
 from service.gateway.settings import GatewaySettings
 from tests.service.builders import PATIENCE_SECONDS, LoggedProcess
 

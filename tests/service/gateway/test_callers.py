@@ -6,7 +6,7 @@ import pytest
 
 from quire.wire.protocol import Priority
 from service.gateway.callers import ApiKeys
-from service.settings.sources import ConfigurationError
+from service.shared.settings.sources import ConfigurationError
 from tests.service.builders import eventually
 
 SEARCH, ARCHIVE = "sk-search-7fc1e2b0", "sk-archive-90aa51c3"

@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from service.exporter.register import exporter_families
 from service.gateway.register import ROUTES, STATUSES, gateway_families
-from service.observe.register import families
+from service.worker.observe.register import families
 
 
 def own_samples(gateway):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from service.settings.config import EMBEDDED_MODEL
+from service.worker.settings.config import EMBEDDED_MODEL
 from tests.service.builders import (
     CHECKOUT,
     PATIENCE_SECONDS,

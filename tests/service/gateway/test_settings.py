@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from service.gateway.http.server import GatewayServer
+from service.gateway.server import GatewayServer
 from service.gateway.settings import GatewaySettings
-from service.settings.sources import ConfigurationError
+from service.shared.settings.sources import ConfigurationError
 from tests.service.builders import CHECKOUT
 
 
@@ -90,8 +90,6 @@ def test_a_gateway_without_what_it_imports_says_what_is_missing(module):
 
 
 def test_a_gateway_loads_nothing_of_the_engine():
-    heavy = "{'engine', 'torch', 'transformers', 'numpy', 'service.process.worker'}"
-    program = (
-        f"import sys, service.gateway.http.server; sys.exit(str({heavy} & sys.modules.keys()))"
-    )
+    heavy = "{'engine', 'torch', 'transformers', 'numpy', 'service.worker.process.worker'}"
+    program = f"import sys, service.gateway.server; sys.exit(str({heavy} & sys.modules.keys()))"
     assert run("-c", program).stderr.strip() == "set()"

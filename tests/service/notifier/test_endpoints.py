@@ -4,7 +4,7 @@ import pytest
 
 from service.notifier.endpoints import read_endpoints
 from service.notifier.events import EVENTS
-from service.settings.sources import ConfigurationError
+from service.shared.settings.sources import ConfigurationError
 from tests.service.notifier.conftest import SECRET
 
 ENTRY = f"""

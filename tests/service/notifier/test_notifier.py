@@ -19,8 +19,6 @@ from quire.records import FinishReason, State
 from quire.transport.connection import connect
 from quire.transport.local_redis import URL_VARIABLE, LocalRedis
 from quire.wire.ends import BatchEnd
-from service.batches import ledger
-from service.batches.ledger import Ledger, ResultFile
 from service.notifier.circuits import FAILURES
 from service.notifier.deliveries import Deliveries
 from service.notifier.endpoints import Endpoint
@@ -36,6 +34,8 @@ from service.notifier.intake import GROUP, EndIntake
 from service.notifier.metrics import NotifierMetrics
 from service.notifier.sending import pause_after
 from service.notifier.settings import NotifierSettings
+from service.shared.batches import ledger
+from service.shared.batches.ledger import Ledger, ResultFile
 from tests.quire.builders import claim_next, make_completion, make_item, make_request
 from tests.quire.servers import needs_version_7
 from tests.service.builders import LoggedProcess, eventually

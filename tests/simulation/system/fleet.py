@@ -1,7 +1,7 @@
 """The workers of a schedule: real ones, each a process of its own, that are killed and come back.
 
-A worker is `service.process.worker.Worker` with all its threads, a real Engine and Scheduler, and a
-FakeRunner whose steps take virtual time. Only its model is fake, and its Redis is simulated.
+A worker is a real Worker with all its threads, a real Engine and Scheduler, and a FakeRunner whose
+steps take virtual time. Only its model is fake, and its Redis is simulated.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from engine.batch import Batch, BatchRow
 from engine.engine import Engine
 from engine.errors import DeviceFailed
 from engine.fake_runner import FakeRunner, Script, fake_next_token
-from service.model.served import ServedModel, engine_config
-from service.model.text import ModelTokenizer
-from service.observe.vitals import WorkerState
-from service.process.worker import Worker
-from service.settings.config import Settings
+from service.worker.model.served import ServedModel, engine_config
+from service.worker.model.text import ModelTokenizer
+from service.worker.observe.vitals import WorkerState
+from service.worker.process.worker import Worker
+from service.worker.settings.config import Settings
 from tests.service.builders import make_settings
 from tests.service.fake_model import (
     EOS_ID,

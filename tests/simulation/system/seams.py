@@ -23,8 +23,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-import service.process.parts
-from service.observe.metrics import Metrics
+import service.worker.process.parts
+from service.worker.observe.metrics import Metrics
 from tests.simulation.system import threads
 from tests.simulation.system.threads import active
 
@@ -140,8 +140,8 @@ def installed() -> Iterator[None]:
             if name.partition(".")[0] in ROOMS:
                 _replace_in(module, replacements, undo)
         # Last: what was made in the life of a worker may not be found and taken for its source.
-        _set(service.process.parts, "HealthServer", SilentHealth, undo)
-        _set(service.process.parts, "Metrics", metrics_of_a_worker, undo)
+        _set(service.worker.process.parts, "HealthServer", SilentHealth, undo)
+        _set(service.worker.process.parts, "Metrics", metrics_of_a_worker, undo)
         yield
     finally:
         for step in reversed(undo):

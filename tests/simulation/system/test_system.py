@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
-import service.incoming.reception
+import service.worker.incoming.reception
 from engine.request import Request
 from quire.broker.broker import Broker
 from quire.wire.constraints import Constraint
 from quire.wire.output import TokenChunk
 from quire.wire.protocol import GenerationRequest
-from service.constraints.matching import GrammarConstraint
-from service.outgoing.delivery import Delivery
+from service.worker.constraints.matching import GrammarConstraint
+from service.worker.outgoing.delivery import Delivery
 from tests.simulation.system import __main__ as command
 from tests.simulation.system import audit
 from tests.simulation.system.__main__ import CONTROL_SEEDS, Figures, catches, play_all, replay
@@ -167,7 +167,7 @@ def test_a_constraint_that_forgets_the_tokens_of_a_life_before_is_caught(monkeyp
 
 
 def test_a_takeover_that_forgets_the_adapter_is_caught(monkeypatch):
-    make = service.incoming.reception.engine_request
+    make = service.worker.incoming.reception.engine_request
 
     def forgetful(
         request: GenerationRequest, delivery: Delivery, **where: Any
@@ -175,7 +175,7 @@ def test_a_takeover_that_forgets_the_adapter_is_caught(monkeypatch):
         made, wanted = make(request, delivery, **where)
         return (replace(made, adapter=None) if delivery.token_ids else made), wanted
 
-    monkeypatch.setattr("service.incoming.reception.engine_request", forgetful)
+    monkeypatch.setattr("service.worker.incoming.reception.engine_request", forgetful)
     assert catches(replace(FORGETFUL, first_seed=19), enough=1) > 0
 
 

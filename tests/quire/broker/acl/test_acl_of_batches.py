@@ -8,9 +8,9 @@ from quire.broker.view import batches
 from service.batcher.destinations import Destinations
 from service.batcher.job import Job
 from service.batcher.settings import BatcherSettings
-from service.batches import ledger
-from service.batches.ledger import Ledger
-from service.batches.storage import FolderStorage
+from service.shared.batches import ledger
+from service.shared.batches.ledger import Ledger
+from service.shared.batches.storage import FolderStorage
 from tests.quire.broker.acl.roles import refused
 
 #: What is forbidden is said in other words by other servers.

@@ -4,7 +4,7 @@ import pytest
 import redis
 
 from quire.transitions.values import QueuePolicy
-from service.settings.config import EMBEDDED_MODEL, Settings
+from service.worker.settings.config import EMBEDDED_MODEL, Settings
 
 pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(60)]
 

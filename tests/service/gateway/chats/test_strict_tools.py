@@ -9,8 +9,8 @@ from quire.openai.tools.answers import message_of
 from quire.wire.constraints import Constraint
 from quire.wire.sampling import parse_body
 from quire.wire.tools import ToolUse
-from service.constraints.strict_calls import CallMarks, call_marks, strict_grammar
-from service.model.text import Messages, ModelTokenizer
+from service.worker.constraints.strict_calls import CallMarks, call_marks, strict_grammar
+from service.worker.model.text import Messages, ModelTokenizer
 from tests.quire.wire.test_tools import CITY, function
 from tests.service.builders import Queue, StepGate, WorkerThread
 from tests.service.fake_model import byte_tokenizer, expected_under, render_chat, text_of

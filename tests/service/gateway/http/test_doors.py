@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from quire.testing.in_memory import FakeQuire
-from service.observe.health import ProbeServer
+from service.shared.probes import ProbeServer
 from tests.service.builders import PATIENCE_SECONDS
 from tests.service.console.builders import ConsoleThread
 from tests.service.gateway.builders import GatewayThread

@@ -7,7 +7,9 @@ import socket
 
 import pytest
 
-from service.gateway.http import connection, heads, server
+from service.gateway import server
+from service.gateway.http import connection
+from service.shared.http import heads
 from tests.service.builders import PATIENCE_SECONDS, eventually
 from tests.service.gateway.builders import COMPLETIONS, Reply
 from tests.service.gateway.http.test_slow_readers import connections_of

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from service.gateway.answers import merged
-from service.gateway.http.tasks import HungUp, end, while_connected
 from service.gateway.refusals import Refused
+from service.shared.http.tasks import HungUp, end, while_connected
 
 
 async def stays() -> dict[str, str]:

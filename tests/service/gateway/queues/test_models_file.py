@@ -7,8 +7,8 @@ import openai
 import pytest
 
 from quire.testing.in_memory import FakeWorker
-from service.settings.model_table import read_models
-from service.settings.sources import ConfigurationError
+from service.shared.model_table import read_models
+from service.shared.settings.sources import ConfigurationError
 from tests.service.builders import eventually
 from tests.service.gateway.builders import CHAT
 

@@ -1,0 +1,134 @@
+"""Writes docs/reference/configuration.md: `python -m ops.pages.config_page`."""
+
+import sys
+from collections.abc import Sequence
+
+from quire.cli.sources import KEYS, SHARED_KEYS
+from service.batcher.settings import SHARED_WITH_GATEWAY, BatcherSettings
+from service.console.settings import ConsoleSettings
+from service.exporter.settings import ExporterSettings
+from service.gateway.settings import GatewaySettings
+from service.notifier.settings import NotifierSettings
+from service.shared.settings.flags import markdown_tables
+from service.shared.settings.reading import CompanionSettings
+from service.worker.settings.config import Settings
+from service.worker.settings.presets import PRESETS
+
+
+def render_markdown() -> str:
+    """The complete text of docs/reference/configuration.md."""
+    lines = [
+        "# Configuration",
+        "",
+        "Generated from the settings by `python -m ops.pages.config_page`; do not edit.",
+        "",
+        "The value of a setting is the first that is found: flag, `QUIRE_*` variable,",
+        "`quire.toml`, default. A flag is the name with dashes (`--max-num-seqs 8`), a variable is",
+        "the name in capitals (`QUIRE_MAX_NUM_SEQS=8`), and a file key is the name in the table",
+        "`[worker]`. These keys may also stand above all tables:",
+        f"{_listed(sorted(SHARED_KEYS))}.",
+        "For secrets, `QUIRE_<NAME>_FILE` names a file that holds the value; the variable and its",
+        "file together are refused. An unknown flag or file key is refused. An unknown `QUIRE_*`",
+        "variable is ignored with a warning that suggests the nearest known name, because other",
+        "programs set such variables: Kubernetes, for each service whose name is `quire...`.",
+        "",
+        "## Worker",
+        *markdown_tables(Settings.model_fields),
+        "",
+        "### Presets",
+        "",
+        "A preset sets several settings at once; flags, variables and the file override them.",
+        "`quire config show --origin` prints each setting with its source.",
+        "",
+        *_preset_table(),
+        "",
+        "## Exporter",
+        "",
+        "`python -m service.exporter`, one for all workers. Its variables begin with",
+        "`QUIRE_EXPORTER_`, and its table is `[exporter]`. It also reads the settings that it",
+        "shares with the worker, from the worker's variables and from the keys above all tables:",
+        "addresses of Redis and of the file, the queue, its number of shards, both of the log.",
+        *markdown_tables(ExporterSettings.model_fields),
+        "",
+        "## Gateway",
+        "",
+        "`python -m service.gateway`, see [gateway](gateway.md). Its variables begin with",
+        "`QUIRE_GATEWAY_`, and its table is `[gateway]`. If one of its own variables is not set,",
+        "the gateway reads the worker's variable for these settings:",
+        f"{_shared(GatewaySettings)}. It also reads the keys above all tables.",
+        *markdown_tables(GatewaySettings.model_fields),
+        *_batcher(),
+        "",
+        *_notifier(),
+        *_console(),
+        "## The `quire` command",
+        "",
+        "It uses the worker's names, so that both can have the same environment and the same file.",
+        "It reads these settings:",
+        f"{_listed(KEYS)}.",
+        "The first value that is found counts: flag (if there is one), `QUIRE_*` variable, table",
+        "`[client]`, table `[worker]`, key above all tables. Any other key of `[client]` is",
+        "refused. `quire doctor` checks the `model` that a worker would load.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _batcher() -> list[str]:
+    return [
+        "",
+        "## Batcher",
+        "",
+        "`python -m service.batcher`, see [batches over HTTP](batches.md). Its variables begin",
+        "with `QUIRE_BATCHER_`, and its table is `[batcher]`. If one of its own variables is not",
+        "set, the batcher reads the worker's variable for these settings:",
+        f"{_shared(BatcherSettings)};",
+        f"and the gateway's for these: {_listed(SHARED_WITH_GATEWAY)}.",
+        "It also reads the keys above all tables.",
+        *markdown_tables(BatcherSettings.model_fields),
+    ]
+
+
+def _notifier() -> list[str]:
+    return [
+        "## Notifier",
+        "",
+        "`python -m service.notifier`, see [webhooks](../how-to/webhooks.md). Its variables begin",
+        "with `QUIRE_NOTIFIER_`, and its table is `[notifier]`. If one of its own variables is not",
+        "set, the notifier reads the worker's variable for these settings:",
+        f"{_shared(NotifierSettings)}. It also reads the keys above all tables.",
+        *markdown_tables(NotifierSettings.model_fields),
+        "",
+    ]
+
+
+def _console() -> list[str]:
+    return [
+        "## Console",
+        "",
+        "`python -m service.console`, see [the console](../how-to/console.md). Its variables begin",
+        "with `QUIRE_CONSOLE_`, and its table is `[console]`. If one of its own variables is not",
+        "set, the console reads the worker's variable for these settings:",
+        f"{_shared(ConsoleSettings)}. It also reads the keys above all tables.",
+        *markdown_tables(ConsoleSettings.model_fields),
+        "",
+    ]
+
+
+def _preset_table() -> list[str]:
+    rows = [
+        f"| `{name}` | {', '.join(f'`{key}` {value}' for key, value in values.items())} |"
+        for name, values in PRESETS.items()
+    ]
+    return ["| preset | sets |", "|---|---|", *rows]
+
+
+def _shared(kind: type[CompanionSettings]) -> str:
+    return _listed(tuple(kind.shared_with_worker()))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render_markdown())

@@ -1,1 +1,0 @@
-"""Signs of life, metrics, and the health server."""

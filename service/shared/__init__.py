@@ -1,0 +1,1 @@
+"""What two processes need: settings, logs, HTTP, probes, credentials, and the batches of files."""

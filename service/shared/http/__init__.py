@@ -1,0 +1,1 @@
+"""Sockets and connections of an HTTP server, under gateway and console."""

@@ -1,0 +1,210 @@
+"""Receives claimed requests: opens a Delivery for each, and passes a Request to the engine.
+
+Does not know when or how requests are claimed. An invalid request ends with a typed record that
+names the field. A request that cannot be read ends as a dead letter. No request ends the worker.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from time import monotonic
+from typing import NamedTuple
+
+import structlog
+
+from engine.request import FinishReason, Priority
+from quire.broker.broker import Broker
+from quire.errors import InvalidRequest, ProtocolError, QuireError, UnsupportedVersion
+from quire.transitions.values import Candidate, Claim, Claimed
+from quire.wire.protocol import GenerationRequest
+from service.worker.incoming.compiling import Compiling
+from service.worker.incoming.conversion import engine_request
+from service.worker.incoming.origins import (
+    QueueClock,
+    decoded,
+    is_resumable,
+    key_of,
+    origin_of,
+    seconds_since,
+)
+from service.worker.loop import EngineLoop
+from service.worker.model.served import ServedModel
+from service.worker.observe.metrics import Metrics
+from service.worker.outgoing.completions import (
+    Origin,
+    counted,
+    not_resumable,
+    own_failure,
+    rejection,
+    short_error,
+)
+from service.worker.outgoing.contact import Contact
+from service.worker.outgoing.delivery import Delivery
+from service.worker.outgoing.outbox import Outbox
+from service.worker.settings.config import Settings
+
+_log = structlog.get_logger("service.worker.incoming.reception")
+
+
+class Opened(NamedTuple):
+    """An open claim: the broker's reply, the Delivery for its output, and the decoded request."""
+
+    claimed: Claimed
+    delivery: Delivery
+    request: GenerationRequest
+
+
+class Reception:
+    """Receives the claimed requests of one shard. All are opened before the first is admitted.
+
+    Admission tokenizes, which may take longer than a lease, and only the leases of open claims are
+    renewed.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        outbox: Outbox,
+        *,
+        shard: int,
+        loop: EngineLoop,
+        compiling: Compiling,
+        served: ServedModel,
+        settings: Settings,
+        contact: Contact,
+        metrics: Metrics,
+        queue_clock: QueueClock | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._queue_clock = queue_clock or QueueClock()
+        self._broker = broker
+        self._outbox = outbox
+        self._shard = shard
+        self._loop = loop
+        self._compiling = compiling
+        self._served = served
+        self._settings = settings
+        self._contact = contact
+        self._metrics = metrics
+        self._clock = clock
+
+    def open(self, candidate: Candidate, claimed: Claimed, *, now_ms: int) -> Opened | None:
+        """Open a Delivery for a request that was claimed at `now_ms` on the broker's clock.
+
+        None if the request ended here instead, or if Redis fails. Then the lease expires, and
+        another worker can take the request.
+        """
+        try:
+            return self._open(candidate, claimed, now_ms=now_ms)
+        except QuireError as error:
+            _log.error("not taken in", request_id=candidate.request_id, error=str(error))
+            return None
+
+    def admit(self, opened: Opened, *, now_ms: int) -> None:
+        """Pass one open request to the engine, or end it with a typed error."""
+        claimed, delivery, request = opened
+        try:
+            converted, wanted = engine_request(
+                request, delivery, served=self._served, settings=self._settings, now_ms=now_ms
+            )
+        except InvalidRequest as error:
+            self._outbox.end(delivery.key, partial(rejection, error=error))
+        except Exception as error:  # noqa: BLE001 - a defect here or in a library ends one request.
+            _log.exception("intake failed", **delivery.origin.names)
+            self._outbox.end(delivery.key, partial(own_failure, error=error))
+        else:
+            if request.counts_only:
+                number = converted.num_prompt_tokens
+                self._outbox.end(delivery.key, partial(counted, num_tokens=number))
+                return
+            if not is_resumable(delivery.origin):
+                self._refuse_to_resume(delivery)
+                return
+            self._note_resume(delivery.origin)
+            delivery.request = converted
+            if wanted is None:
+                self._loop.add(converted)
+            else:
+                self._compiling.begin(converted, wanted)
+            # If the claim was lost after it was opened, the abort came before the engine had the
+            # request. Without this second abort the engine would compute it to its end for nobody.
+            if claimed.cancel_requested or not self._outbox.holds(delivery.key):
+                self._compiling.abort(delivery.key, FinishReason.CANCELLED)
+
+    def _open(self, candidate: Candidate, claimed: Claimed, *, now_ms: int) -> Opened | None:
+        label = candidate.priority.name.lower()
+        self._metrics.received[label].inc()
+        if claimed.claim.epoch == 1:
+            # Later ones have an arrival of before their first claim, or of a pause in between.
+            waited = seconds_since(claimed.arrival_us // 1000, now_ms)
+            self._metrics.stream_wait_seconds[label].observe(waited)
+        try:
+            request, invalid = decoded(claimed.request_bytes)
+        except ProtocolError as error:
+            unknown = isinstance(error, UnsupportedVersion)
+            reason = "unsupported_version" if unknown else "undecodable"
+            self._bury(claimed.claim, error, reason=reason)
+            return None
+        if request is not None and claimed.deadline_ms is not None:
+            # The queue may have set one.
+            request = request.model_copy(update={"deadline_ms": claimed.deadline_ms})
+        received = self._clock()
+        origin = origin_of(
+            claimed,
+            request,
+            priority=Priority(candidate.priority),
+            now_ms=now_ms,
+            received=received,
+            arrived=self._queue_clock.reading(claimed.ranked_us, now_ms=now_ms, received=received),
+            served=self._served,
+            model=self._settings.model_name,
+        )
+        convert = self._served.tokenizer.with_texts
+        delivery = Delivery(
+            key_of(claimed.claim),
+            claimed.claim,
+            origin,
+            self._shard,
+            rank=candidate.rank,
+            wire_logprob=convert,
+        )
+        try:
+            delivery.recall(claimed.published)
+        except ProtocolError as error:
+            self._bury(claimed.claim, error, reason="broken_log")
+            return None
+        self._outbox.open(delivery)
+        if request is None:
+            assert invalid is not None
+            self._outbox.end(delivery.key, partial(rejection, error=invalid))
+            return None
+        return Opened(claimed, delivery, request)
+
+    def _refuse_to_resume(self, delivery: Delivery) -> None:
+        origin = delivery.origin
+        fingerprints = {"before": origin.other_fingerprint, "here": origin.fingerprint}
+        _log.warning("not resumable", **origin.names, **fingerprints)
+        self._outbox.end(delivery.key, not_resumable)
+
+    def _note_resume(self, origin: Origin) -> None:
+        """Count and log a request that an earlier claim started."""
+        if origin.epoch == 1:
+            return
+        if origin.num_resumed_tokens > 0:
+            self._metrics.resumed["changed" if origin.fingerprint_changed else "same"].inc()
+        _log.info(
+            "request resumed",
+            **origin.names,
+            tokens=origin.num_resumed_tokens,
+            attempts=origin.attempts,
+            other_fingerprint=origin.other_fingerprint,
+        )
+
+    def _bury(self, claim: Claim, error: ProtocolError, *, reason: str) -> None:
+        """End a request as a dead letter, which keeps its bytes. It cannot be read or continued."""
+        info = short_error(reason, str(error))
+        bury = partial(self._broker.dead_letter, claim, f"{reason}: {info.message}", error=info)
+        self._contact.call("bury", bury)
+        self._metrics.dead_lettered[reason].inc()
+        self._metrics.finished["rejected"].inc()
+        names = {"request_id": claim.request_id, "epoch": claim.epoch}
+        _log.warning("dead letter", **names, reason=reason, error=info.message)

@@ -1,0 +1,395 @@
+"""Loads what a worker serves: the engine with its model, and the tokenizer of the model.
+
+This is the only module of `service` that imports `engine.model`, and with it torch. It does so
+inside a function, so that `--help` and the tests of the service need not load torch.
+"""
+
+import gc
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from engine.config import NUM_SEQS, EngineConfig
+from engine.engine import Engine
+from engine.errors import ModelRefused
+from engine.port import TokenEngine
+from quire.transitions.values import QueuePolicy
+from service.shared.logs import take_over_libraries
+from service.worker.constraints.grammars import Grammars, NoGrammars, load_grammars
+from service.worker.model.adapters import adapters_in
+from service.worker.model.text import ModelTokenizer
+from service.worker.model.vectors import ServedVectors
+from service.worker.observe.metrics import MemoryReader
+from service.worker.settings.config import Settings
+
+if TYPE_CHECKING:
+    from engine.model.run.model_runner import ConfigFacts
+    from engine.vllm.load import VllmFacts, VllmLimits
+
+_log = structlog.get_logger("service.worker.model")
+
+#: Settings of every decoder, with the names that its loader gives to its arguments.
+OF_DECODERS = (
+    *("block_size", "num_blocks", "kv_cache_memory_bytes", "attention_backend", "model_path"),
+    *("shared_weights", "shared_weights_bytes"),
+)
+NO_HOST_BLOCKS = (
+    "preemption_mode 'swap' needs blocks in host memory, and by default there are none here: "
+    "requests of full length fit on the device, or too little memory is free. Set "
+    "num_host_blocks to 1 or more, or preemption_mode to 'recompute'"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A model that is ready to generate.
+
+    `fingerprint` covers everything that may change a token: weights, tokenizer, data type,
+    attention backend, library, kind of processor. It is recorded at the first claim of a request.
+    `adapters` has the fingerprint of each adapter by name; it differs between revisions.
+    """
+
+    engine: TokenEngine
+    tokenizer: ModelTokenizer
+    fingerprint: str
+    #: Labels of quire_build_info: torch, device, dtype.
+    build: Mapping[str, str] = field(default_factory=dict)
+    read_memory: MemoryReader | None = None
+    read_threads: Callable[[], int] | None = None
+    #: Bytes of one block of the KV cache; 0 where the engine has no tensors.
+    bytes_per_block: int = 0
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    grammars: Grammars = field(default_factory=lambda: NoGrammars("none were loaded"))
+    #: The vectors of a model that makes vectors and no text; None for one that generates.
+    vectors: ServedVectors | None = None
+
+    @property
+    def cache_bytes(self) -> dict[str, int]:
+        """Bytes of one block of the KV cache, and of all blocks on the device and on the host."""
+        config, size = self.engine.config, self.bytes_per_block
+        return {
+            "block": size,
+            "device": config.num_blocks * size,
+            "host": config.num_host_blocks * size,
+        }
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The engine's limits: requests that run together, blocks, and tokens in each block."""
+        config = self.engine.config
+        return {
+            "max_num_seqs": config.max_num_seqs,
+            "block_size": config.block_size,
+            "num_blocks": config.num_blocks,
+        }
+
+    @property
+    def queue_policy(self) -> QueuePolicy:
+        """The engine's policy, by which the queue is ranked, too."""
+        config = self.engine.config
+        aging_ms = max(1, round(1000 * config.aging_seconds))
+        return QueuePolicy(config.policy, aging_ms, config.max_model_len)
+
+    @property
+    def abilities(self) -> dict[str, float]:
+        """Which requests this worker can serve. In the registry, because workers may differ."""
+        has_grammars = not isinstance(self.grammars, NoGrammars)
+        longest = self.engine.config.max_request_tokens
+        able = {"grammars": float(has_grammars), "max_model_len": float(longest)}
+        return able if self.vectors is None else able | {self.vectors.kind: 1.0}
+
+
+def load_model(settings: Settings) -> ServedModel:
+    """Load the model of `settings`, in seconds to minutes. Call it on the engine thread.
+
+    Raises:
+        ModelRefused: this model cannot be served here; the message has the reason.
+    """
+    if settings.engine == "vllm":
+        return _load_vllm(settings)
+    if (task := _task_of(settings)) != "generate":
+        return _load_pooler(settings, task)
+    try:
+        from transformers.utils.logging import disable_progress_bar
+
+        from engine.model.load.load_runner import load_runner
+    except ModuleNotFoundError as error:
+        raise ModelRefused(f"no model can be loaded: the module {error.name} is missing") from error
+
+    # The log has one event per line, so that programs can read it.
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    take_over_libraries()
+    runner = load_runner(
+        settings.model_source,
+        dtype=settings.dtype,
+        device=settings.device,
+        num_host_blocks=0 if settings.preemption_mode == "recompute" else settings.num_host_blocks,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        num_speculative_tokens=settings.num_speculative_tokens,
+        max_speculative_step_tokens=settings.max_speculative_step_tokens,
+        deterministic=settings.deterministic,
+        async_scheduling=settings.async_scheduling,
+        adapters=_find_adapters(settings.adapters),
+        now=time.monotonic,
+        **{name: getattr(settings, name) for name in OF_DECODERS},
+    )
+    facts = runner.config_facts
+    if settings.preemption_mode == "swap" and not facts.num_host_blocks:
+        raise ModelRefused(NO_HOST_BLOCKS)
+    config = _config_from(facts, settings)
+    _warn_of_lengths(settings, config, model_reads=facts.max_model_len)
+    tokenizer = _tokenizer_in(facts.tokenizer_source)
+    served = ServedModel(
+        engine=Engine(config, runner),
+        tokenizer=tokenizer,
+        fingerprint=facts.fingerprint,
+        build={"torch": version("torch"), "device": facts.device, "dtype": facts.dtype},
+        read_memory=runner.device_memory,
+        read_threads=runner.num_threads,
+        bytes_per_block=facts.bytes_per_block,
+        adapters=facts.adapters,
+        grammars=_grammars_for(tokenizer, config),
+    )
+    _keep_out_of_collections()
+    return served
+
+
+def _task_of(settings: Settings) -> str:
+    """What the model makes: as the setting says, or the files of the model's folder."""
+    from engine.model.pooling.folder import task_of
+
+    source = Path(settings.model_source)
+    if settings.task == "auto" and source.is_dir():
+        return str(task_of(source))
+    return "generate" if settings.task == "auto" else settings.task
+
+
+def _load_pooler(settings: Settings, task: str) -> ServedModel:
+    """Load the model of `settings` for embeddings, or for the scores of its head."""
+    try:
+        from transformers.utils.logging import disable_progress_bar
+
+        from engine.model.load.load_pooler import load_classifier, load_embedder
+    except ModuleNotFoundError as error:
+        raise ModelRefused(f"no model can be loaded: the module {error.name} is missing") from error
+
+    disable_progress_bar()  # type: ignore[no-untyped-call]
+    take_over_libraries()
+    sizes: dict[str, Any] = {
+        name: getattr(settings, name)
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "dtype", "device")
+    }
+    if task == "classify":
+        loaded = load_classifier(settings.model_source, **sizes)
+    else:
+        loaded = load_embedder(
+            settings.model_source,
+            pooling=None if settings.pooling == "auto" else settings.pooling,
+            adapters=_find_adapters(settings.adapters),
+            num_host_blocks=0,
+            async_scheduling=False,
+            now=time.monotonic,
+            deterministic=settings.deterministic,
+            **{name: getattr(settings, name) for name in OF_DECODERS},
+            **sizes,
+        )
+    facts, folder = loaded.facts, loaded.folder
+    config = replace(_config_from(facts, settings), pools=True, num_speculative_tokens=0)
+    if loaded.is_encoder:
+        whole: dict[str, Any] = {"whole_prompts": True, "enable_prefix_caching": False}
+        whole |= {"long_prefill_token_threshold": 0, "max_prefill_tokens": 0}
+        config = replace(config, **whole)
+    served = ServedModel(
+        engine=Engine(config, loaded.runner),
+        tokenizer=ModelTokenizer.load(str(facts.tokenizer_source)),
+        fingerprint=facts.fingerprint,
+        build={"torch": version("torch"), "device": facts.device, "dtype": facts.dtype},
+        read_memory=loaded.device_memory,
+        read_threads=loaded.num_threads,
+        bytes_per_block=facts.bytes_per_block,
+        adapters=facts.adapters,
+        grammars=NoGrammars("the model makes vectors"),
+        vectors=ServedVectors(
+            kind="scores" if task == "classify" else "embeddings",
+            width=loaded.width,
+            prompts=folder.prompts,
+            default_prompt=folder.default_prompt,
+            lowers=folder.lowers,
+            labels=loaded.labels,
+        ),
+    )
+    _keep_out_of_collections()
+    return served
+
+
+def _load_vllm(settings: Settings) -> ServedModel:
+    """Load the model of `settings` into vLLM; the tokenizer, text and constraints are ours."""
+    try:
+        from engine.vllm.load import load_vllm
+    except ModuleNotFoundError as error:
+        raise ModelRefused(f"no model can be loaded: the module {error.name} is missing") from error
+
+    take_over_libraries()
+    facts = load_vllm(
+        settings.model_source,
+        vllm_limits(settings),
+        given=settings.vllm,
+        adapters=_find_adapters(settings.adapters),
+    )
+    return served_by_vllm(settings, facts)
+
+
+def vllm_limits(settings: Settings) -> "VllmLimits":
+    """What vLLM gets of the settings, besides the table `vllm`."""
+    from engine.vllm.load import VllmLimits
+
+    names = [each.name for each in fields(VllmLimits)]
+    return VllmLimits(**{name: getattr(settings, name) for name in names})
+
+
+def served_by_vllm(settings: Settings, facts: "VllmFacts") -> ServedModel:
+    """A loaded vLLM with an engine of Quire around it."""
+    from engine.vllm.engine import VllmEngine
+
+    config = engine_config(
+        settings,
+        num_blocks=facts.num_blocks,
+        num_host_blocks=0,
+        block_size=facts.block_size,
+        max_num_seqs=facts.max_num_seqs,
+        max_num_batched_tokens=facts.max_num_batched_tokens,
+        max_model_len=facts.max_model_len,
+        vocab_size=facts.vocab_size,
+        eos_token_ids=facts.eos_token_ids,
+        adapters=facts.adapters,
+    )
+    config = replace(config, max_scored_tokens=facts.max_scored_tokens)
+    _warn_of_lengths(settings, config, model_reads=facts.max_model_len)
+    tokenizer = _tokenizer_in(facts.source)
+    served = ServedModel(
+        engine=VllmEngine(config, facts.backend),
+        tokenizer=tokenizer,
+        fingerprint=facts.fingerprint,
+        build={"torch": version("torch"), "device": facts.device, "dtype": facts.dtype},
+        adapters=facts.adapters,
+        grammars=_grammars_for(tokenizer, config),
+    )
+    _keep_out_of_collections()
+    return served
+
+
+def _config_from(facts: "ConfigFacts", settings: Settings) -> EngineConfig:
+    return engine_config(
+        settings,
+        num_blocks=facts.num_blocks,
+        num_host_blocks=facts.num_host_blocks,
+        block_copy_seconds=facts.block_copy_seconds,
+        block_size=facts.block_size,
+        max_num_seqs=facts.max_num_seqs,
+        max_num_batched_tokens=facts.max_num_batched_tokens,
+        max_model_len=facts.max_model_len,
+        vocab_size=facts.vocab_size,
+        eos_token_ids=facts.eos_token_ids,
+        adapters=facts.adapters,
+    )
+
+
+def _find_adapters(folder: Path | None) -> dict[str, Path]:
+    found = adapters_in(folder)
+    if folder is not None and not found:
+        _log.warning("the folder of adapters has no adapter", folder=str(folder))
+    return found
+
+
+def _warn_of_lengths(settings: Settings, config: EngineConfig, *, model_reads: int) -> None:
+    """Warn if requests must be shorter than the settings or the model suggest."""
+    if (settings.max_model_len or 0) > model_reads:
+        _log.warning(
+            "the model's context is shorter than max_model_len",
+            asked=settings.max_model_len,
+            max_model_len=model_reads,
+        )
+    if config.max_request_tokens < config.max_model_len:
+        _log.warning(
+            "the KV cache is smaller than the model's context; raise num_blocks",
+            num_blocks=config.num_blocks,
+            longest_request=config.max_request_tokens,
+            max_model_len=config.max_model_len,
+        )
+
+
+def _keep_out_of_collections() -> None:
+    """Exclude all objects that exist now from garbage collection.
+
+    Hundreds of thousands of objects, mostly of libraries, are never freed. Traversing them takes
+    longer than many steps, and blocks all threads.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def engine_config(
+    settings: Settings,
+    *,
+    num_blocks: int,
+    num_host_blocks: int | None = None,
+    block_copy_seconds: float = 0.0,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int,
+    max_model_len: int,
+    vocab_size: int,
+    eos_token_ids: frozenset[int],
+    adapters: Collection[str] = (),
+    block_size: int | None = None,
+) -> EngineConfig:
+    """The engine's settings, completed by values from the model, the memory and the device."""
+    return EngineConfig(
+        num_blocks=num_blocks,
+        max_model_len=min(max_model_len, settings.max_model_len or max_model_len),
+        vocab_size=vocab_size,
+        eos_token_ids=eos_token_ids,
+        adapters=frozenset(adapters),
+        block_size=block_size or settings.block_size,
+        num_host_blocks=(settings.num_host_blocks or 0)
+        if num_host_blocks is None
+        else num_host_blocks,
+        max_num_seqs=max_num_seqs or settings.max_num_seqs or NUM_SEQS["cpu"],
+        max_num_batched_tokens=max_num_batched_tokens,
+        long_prefill_token_threshold=settings.long_prefill_token_threshold,
+        max_prefill_tokens=settings.max_prefill_tokens,
+        batch_mode=settings.batch_mode,
+        dynamic_batching=settings.dynamic_batching,
+        num_speculative_tokens=settings.num_speculative_tokens,
+        max_speculative_step_tokens=settings.max_speculative_step_tokens,
+        enable_prefix_caching=settings.enable_prefix_caching,
+        policy=settings.policy,
+        aging_seconds=settings.aging_seconds,
+        class_shares=settings.class_shares,
+        preemption_mode=settings.preemption_mode,
+        block_copy_seconds=block_copy_seconds,
+        watermark=settings.watermark,
+        check_invariants=settings.check_invariants,
+    )
+
+
+def _tokenizer_in(source: Path) -> ModelTokenizer:
+    tokenizer = ModelTokenizer.load(str(source))
+    if tokenizer.why_no_chat is not None:
+        _log.info("no chats", reason=tokenizer.why_no_chat)
+    return tokenizer
+
+
+def _grammars_for(tokenizer: ModelTokenizer, config: EngineConfig) -> Grammars:
+    grammars = load_grammars(
+        tokenizer.backend, vocab_size=config.vocab_size, eos_token_ids=config.eos_token_ids
+    )
+    if isinstance(grammars, NoGrammars):
+        # Without this line, the first sign would be a refused request.
+        _log.info("no grammars", reason=grammars.reason)
+    return grammars

@@ -1,0 +1,1 @@
+"""Signs of life, metrics, and the health of a worker."""

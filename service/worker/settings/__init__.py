@@ -1,0 +1,1 @@
+"""Settings of the worker: definitions, checks, presets, and how they are shown."""

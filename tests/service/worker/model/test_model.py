@@ -1,0 +1,91 @@
+"""Loading the real model: what is left behind in the process that serves it."""
+
+import gc
+import shutil
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from engine.errors import ModelRefused
+from service.worker.model.served import load_model
+from service.worker.model.text import ModelTokenizer
+from service.worker.settings.config import EMBEDDED_MODEL
+from tests.service.builders import make_settings
+
+
+@pytest.fixture
+def unfrozen():
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("unfrozen")
+def test_what_was_loaded_is_never_looked_through_for_garbage_again():
+    served = load_model(make_settings("redis://nowhere", "queue", num_blocks=16))
+    assert served.tokenizer.encode_prompt("1+2=")
+    assert gc.get_freeze_count() > 10 * len(gc.get_objects())
+
+
+@pytest.mark.usefixtures("unfrozen")
+def test_it_is_said_where_requests_are_shorter_than_somebody_may_believe():
+    settings = make_settings("redis://nowhere", "queue", num_blocks=2, max_model_len=100_000)
+    with capture_logs() as said:
+        served = load_model(settings)
+    reads, holds = served.engine.config.max_model_len, 2 * settings.block_size
+    too_long, too_few = (line for line in said if line["log_level"] == "warning")
+    assert (too_long["asked"], too_long["max_model_len"]) == (100_000, reads)
+    assert (too_few["longest_request"], too_few["max_model_len"]) == (holds, reads)
+    assert served.abilities["max_model_len"] == holds
+    with capture_logs() as said:
+        load_model(make_settings("redis://nowhere", "queue", num_blocks=1 + reads // 16))
+    assert not [line for line in said if line["log_level"] == "warning"]
+
+
+@pytest.mark.usefixtures("unfrozen")
+@pytest.mark.parametrize("asked", [None, 77])
+def test_the_engine_plans_steps_as_large_as_the_runner_computes(asked):
+    settings = make_settings(
+        "redis://nowhere", "queue", num_blocks=16, device="cpu", max_num_batched_tokens=asked
+    )
+    config = load_model(settings).engine.config
+    assert (config.max_num_seqs, config.max_num_batched_tokens) == (64, asked or 256)
+
+
+@pytest.mark.usefixtures("unfrozen")
+def test_the_memory_of_the_cache_is_that_of_its_tensors():
+    settings = make_settings(
+        "redis://nowhere", "queue", num_blocks=16, num_host_blocks=5, device="cpu"
+    )
+    served = load_model(settings)
+    pool = served.engine._runner.kv_pool
+    assert served.cache_bytes == {
+        "block": pool.bytes_per_block,
+        "device": pool.nbytes,
+        "host": pool.host_nbytes,
+    }
+    assert min(served.cache_bytes.values()) > 0
+
+
+def without_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+
+
+def with_a_torn_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text('{"version":')
+
+
+def with_another_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text('{"model": "of something else"}')
+
+
+@pytest.mark.parametrize(
+    "damage", [without_tokenizer, with_a_torn_tokenizer, with_another_tokenizer]
+)
+def test_a_tokenizer_that_cannot_be_loaded_is_refused_in_one_sentence(tmp_path, damage):
+    folder = tmp_path / "model"
+    shutil.copytree(EMBEDDED_MODEL, folder)
+    damage(folder)
+    with pytest.raises(ModelRefused, match=r"^the tokenizer of .* cannot be loaded: ") as caught:
+        ModelTokenizer.load(str(folder))
+    assert len(str(caught.value).splitlines()) == 1 and "Error: " in str(caught.value)
