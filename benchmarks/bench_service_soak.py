@@ -38,7 +38,7 @@ from engine.request import Request
 from engine.sampling_params import SamplingParams
 from models.abacus import tasks
 from quire import Broker, Client, LocalRedis, connect
-from quire.transitions.output_log import OutputRead
+from quire.queue.publish.output_log import OutputRead
 
 MODEL = Path(__file__).resolve().parent.parent / "models" / "abacus"
 NUM_QUESTIONS = 400

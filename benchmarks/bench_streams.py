@@ -30,7 +30,7 @@ from quire import (
     connect,
     connect_async,
 )
-from quire.transitions.values import Claimed, CommitItem
+from quire.queue.values import Claimed, CommitItem
 
 #: Streams read at once, and the tokens of each.
 NUM_STREAMS, NUM_TOKENS = 1_000, 32

@@ -16,8 +16,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from quire.broker.async_broker import connect_async
-    from quire.broker.broker import Broker
     from quire.client.async_client import AsyncClient, AsyncGroupHandle, AsyncHandle
     from quire.client.client import Client, Handle
     from quire.client.group_handle import GroupHandle
@@ -40,8 +38,10 @@ if TYPE_CHECKING:
         UnsupportedVersion,
         WaitTimeout,
     )
-    from quire.transitions.fairness import Fairness
-    from quire.transitions.values import QueueLimits, RequestStatus
+    from quire.queue.async_broker import connect_async
+    from quire.queue.broker import Broker
+    from quire.queue.rank.fairness import Fairness
+    from quire.queue.values import QueueLimits, RequestStatus
     from quire.transport.connection import connect
     from quire.transport.local_redis import LocalRedis
     from quire.wire.arguments import RequestArguments
@@ -118,8 +118,8 @@ __all__ = [
 _NAMES_OF = {
     "client.async_client": ("AsyncClient", "AsyncGroupHandle", "AsyncHandle"),
     "wire.arguments": ("RequestArguments",),
-    "broker.async_broker": ("connect_async",),
-    "broker.broker": ("Broker",),
+    "queue.async_broker": ("connect_async",),
+    "queue.broker": ("Broker",),
     "client.client": ("Client", "Handle"),
     "transport.connection": ("connect",),
     "errors": (
@@ -160,8 +160,8 @@ _NAMES_OF = {
         "TokenChunk",
         "Usage",
     ),
-    "transitions.fairness": ("Fairness",),
-    "transitions.values": ("QueueLimits", "RequestStatus"),
+    "queue.rank.fairness": ("Fairness",),
+    "queue.values": ("QueueLimits", "RequestStatus"),
 }
 
 _MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names}

@@ -92,7 +92,7 @@ hash tag: a whole shard lies in one slot, so that every transition can be one sc
                                  write of its own to wait for (see durability.py). Expires after
                                  a second.
 
-Files and batches have keys of shard 0, written by the scripts in `scripts/batches`:
+Files and batches have keys of shard 0, written by the scripts in `queue/batches`:
 
     file:<id>           hash     a file: `state` (reserved, published or deleted), tenant, purpose,
                                  filename, bytes, created_ms, expires_ms, and `uses`, the batches

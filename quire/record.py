@@ -319,7 +319,7 @@ STATUS_FIELDS = tuple(one.name for one in FIELDS if one.name == "metadata" or no
 
 
 def render_lua() -> str:
-    """`scripts/record.lua`, whole."""
+    """`quire/queue/request/record.lua`, whole."""
     lists = {
         "RECORD_FIELDS": (one.name for one in FIELDS if not one.is_large),
         "LETTER_FIELDS": (one.name for one in FIELDS if one.in_letter),

@@ -35,7 +35,7 @@ LONG_FILES = (
     "tests/simulation/test_modelcheck.py",
     "tests/engine/model/load/test_adapted_kernels.py",
     "tests/quire/client/test_waits_in_outages.py",
-    "tests/quire/broker/test_schedules.py",
+    "tests/quire/queue/test_schedules.py",
     "tests/quire/client/test_aio_conformance.py",
     "tests/engine/model/decoder/test_kernels.py",
     "tests/service/gateway/test_failover.py",

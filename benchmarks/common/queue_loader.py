@@ -5,8 +5,9 @@ length. So Redis receives what a Client would have sent.
 """
 
 from quire import Broker
-from quire.transitions.calls import submit_call
-from quire.transport.script_runner import arguments_of, load_source, script_sha
+from quire.queue.calls import submit_call
+from quire.queue.scripts import load_source
+from quire.transport.script_runner import arguments_of, script_sha
 from quire.wire.arguments import build_request
 from quire.wire.message import Message
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from engine.engine import Engine
 from engine.request import Request
 from quire import Broker, Fairness
-from quire.transitions.values import Claim, Claimed, CommitItem, QueuePolicy
+from quire.queue.values import Claim, Claimed, CommitItem, QueuePolicy
 from quire.wire.output import Completion, FinishReason, State, Usage
 from quire.wire.protocol import GenerationRequest
 

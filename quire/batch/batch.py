@@ -20,9 +20,9 @@ import redis
 from quire.batch.files import BatchFileError, ResultFiles, lines_of, must_be_source
 from quire.batch.progress import DEFAULT_MAX_INFLIGHT, BatchOptions, BatchProgress
 from quire.batch.run import BatchRun
-from quire.broker.broker import Broker
 from quire.client.client import Client
 from quire.errors import InvalidRequest
+from quire.queue.broker import Broker
 from quire.transport.connection import connect
 from quire.wire.arguments import QueueSettings
 from quire.wire.protocol import Priority

@@ -25,13 +25,13 @@ from quire.batch.lines import (
     response_body,
 )
 from quire.batch.progress import FIRST, BatchOptions, BatchProgress, Position, TokenCounts
-from quire.broker.broker import Broker
 from quire.client.following import Following
 from quire.client.handle import explain, retrying
 from quire.errors import InvalidRequest, OutputRewound, ProtocolError, QueueFull, UnknownRequest
-from quire.transitions.output_log import OutputRead
-from quire.transitions.routing import Parting, shard_of
-from quire.transitions.values import Submitted
+from quire.queue.broker import Broker
+from quire.queue.publish.output_log import OutputRead
+from quire.queue.routing import Parting, shard_of
+from quire.queue.values import Submitted
 from quire.transport.patience import Patience
 from quire.wire.output import Completion, State, TokenChunk
 

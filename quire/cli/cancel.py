@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 
-from quire.broker.broker import Broker
 from quire.cli.console import Console, add_server, brokers_of
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
 from quire.errors import UnknownRequest
-from quire.transitions.routing import check_group_name, shard_of
+from quire.queue.broker import Broker
+from quire.queue.routing import check_group_name, shard_of
 
 #: Requests cancelled by one call; the server is busy with it for some milliseconds.
 CANCELS_PER_CALL = 256

@@ -20,13 +20,13 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from quire.broker.broker import Broker
 from quire.cli.sources import known_settings, misspelt_variables, with_password, without_password
 from quire.cli.usage import without_secrets
 from quire.client.async_client import AsyncClient
 from quire.client.client import DEFAULT_URL, Client
 from quire.errors import InvalidRequest
 from quire.pictures import Terminal, in_one_line, raw
+from quire.queue.broker import Broker
 from quire.transport.connection import connect
 from quire.wire.arguments import MAX_AHEAD_SECONDS, QueueSettings
 from quire.wire.json_text import read_object

@@ -17,8 +17,6 @@ from typing import Any
 import redis
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
-from quire.broker.broker import Broker
-from quire.broker.losses import Losses, inspect_losses
 from quire.cli.console import Console, add_server, brokers_of, few
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK
 from quire.cli.findings import Finding, Verdict
@@ -26,8 +24,10 @@ from quire.cli.schemes import scheme_hint
 from quire.cli.server_checks import examined_cluster, examined_server
 from quire.cli.sources import worker_setting
 from quire.errors import QuireError
-from quire.transitions.values import Lost
-from quire.transitions.workers import WorkerInfo
+from quire.queue.broker import Broker
+from quire.queue.repair.losses import Losses, inspect_losses
+from quire.queue.values import Lost
+from quire.queue.workers.workers import WorkerInfo
 from quire.transport.connection import is_of_database, is_of_stranger, translated
 
 #: The oldest supported interpreter.

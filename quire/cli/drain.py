@@ -11,10 +11,10 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from quire.broker.broker import Broker
 from quire.cli.console import Console, add_server, brokers_of, not_negative
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
-from quire.transitions.workers import LAST_STATES, WorkerInfo
+from quire.queue.broker import Broker
+from quire.queue.workers.workers import LAST_STATES, WorkerInfo
 
 #: The pause between two reads of the registry.
 LOOK_SECONDS = 0.5

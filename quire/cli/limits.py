@@ -6,13 +6,13 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from quire.broker.broker import Broker
 from quire.cli.console import Console, add_server, brokers_of, not_negative
 from quire.cli.exit_codes import EXIT_OK
 from quire.errors import InvalidRequest
-from quire.transitions.control import ENDS_KEPT
-from quire.transitions.defaults import QueueDefaults
-from quire.transitions.fairness import MAX_WEIGHT, Fairness
+from quire.queue.broker import Broker
+from quire.queue.control.control import ENDS_KEPT
+from quire.queue.control.defaults import QueueDefaults
+from quire.queue.rank.fairness import MAX_WEIGHT, Fairness
 from quire.wire.protocol import is_tenant_name
 
 #: Shown for a limit that nobody has set.

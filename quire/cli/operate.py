@@ -7,8 +7,6 @@ import sys
 import time
 from collections.abc import Sequence
 
-from quire.broker.broker import Broker
-from quire.broker.view import Part, QueueView, view_queues
 from quire.cli.console import (
     Console,
     add_server,
@@ -23,8 +21,10 @@ from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
 from quire.cli.tenants import show_tenants
 from quire.cli.usage import positive
 from quire.errors import UnknownRequest
-from quire.transitions.values import DeadLetter, RequestStatus
-from quire.transitions.workers import GONE_SECONDS
+from quire.queue.broker import Broker
+from quire.queue.values import DeadLetter, RequestStatus
+from quire.queue.view.view import Part, QueueView, view_queues
+from quire.queue.workers.workers import GONE_SECONDS
 from quire.wire.protocol import Activity
 
 #: The most dead letters that are searched for an id, or purged at once.

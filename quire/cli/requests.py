@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from quire.broker.broker import Broker
 from quire.cli.console import (
     Console,
     add_server,
@@ -25,6 +24,7 @@ from quire.cli.console import (
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL
 from quire.client.client import Handle
 from quire.errors import BrokerUnavailable, InvalidRequest, ProtocolError, RequestFailed
+from quire.queue.broker import Broker
 from quire.wire.arguments import RequestArguments
 from quire.wire.constraints import CONSTRAINTS
 from quire.wire.output import Completion

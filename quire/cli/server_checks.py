@@ -9,8 +9,8 @@ from typing import Any
 import redis
 from redis.exceptions import NoPermissionError, NoScriptError, RedisError
 
-from quire.broker.broker import Broker
 from quire.cli.findings import Finding, Verdict
+from quire.queue.broker import Broker
 from quire.transport.cluster.connection import SlotConnection
 from quire.transport.connection import translated
 

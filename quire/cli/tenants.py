@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from datetime import UTC, datetime
 
-from quire.broker.view import QueueView
 from quire.cli.console import Console, add_server, client_of
 from quire.cli.exit_codes import EXIT_OK
+from quire.queue.view.view import QueueView
 
 #: What is counted of each tenant.
 COUNTED = ("requests", "prompt_tokens", "cached_tokens", "output_tokens")

@@ -21,9 +21,6 @@ from typing import Unpack, overload
 
 import redis.asyncio
 
-from quire.broker.async_broker import AsyncBroker, connect_async
-from quire.broker.async_shard import taking_turns
-from quire.broker.producing import Item, must_ask_clock, ready_messages
 from quire.client.async_group_handle import AsyncGroupHandle
 from quire.client.async_handle import AsyncHandle
 from quire.client.client import DEFAULT_URL, check_shards, submitting
@@ -38,10 +35,13 @@ from quire.client.vectors import (
     requests_for,
 )
 from quire.errors import QuireError, RequestFailed
+from quire.queue.async_broker import AsyncBroker, connect_async
+from quire.queue.async_shard import taking_turns
+from quire.queue.routing import check_group_name, shard_of
+from quire.queue.submit.submitting import Item, must_ask_clock, ready_messages
+from quire.queue.values import RequestStatus
+from quire.queue.workers.workers import adapters_of, kinds_of, models_of
 from quire.tracing import NO_HEADERS, sending
-from quire.transitions.routing import check_group_name, shard_of
-from quire.transitions.values import RequestStatus
-from quire.transitions.workers import adapters_of, kinds_of, models_of
 from quire.transport.procedure import run_async
 from quire.wire.arguments import QueueSettings, RequestArguments, RequestOptions
 from quire.wire.choices import choices_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
-from quire.broker.async_broker import AsyncBroker
 from quire.client.group_handle import GroupReading, cancelling, counts_of
 from quire.client.steps import in_loop
+from quire.queue.async_broker import AsyncBroker
 from quire.transport.procedure import run_async
 from quire.wire.output import Completion, State
 

@@ -21,8 +21,6 @@ from typing import Any, Unpack, overload
 
 import redis
 
-from quire.broker.broker import Broker
-from quire.broker.producing import Item, must_ask_clock, ready_messages
 from quire.client.conflicts import refuse_others
 from quire.client.ends import EndsReading, SinkReading, reading_of
 from quire.client.group_handle import GroupHandle
@@ -38,10 +36,12 @@ from quire.client.vectors import (
     requests_for,
 )
 from quire.errors import QuireError, RequestFailed
+from quire.queue.broker import Broker
+from quire.queue.routing import Parting, check_group_name, shard_of
+from quire.queue.submit.submitting import Item, must_ask_clock, ready_messages
+from quire.queue.values import RequestStatus
+from quire.queue.workers.workers import adapters_of, kinds_of, models_of
 from quire.tracing import NO_HEADERS, sending
-from quire.transitions.routing import Parting, check_group_name, shard_of
-from quire.transitions.values import RequestStatus
-from quire.transitions.workers import adapters_of, kinds_of, models_of
 from quire.transport.connection import connect
 from quire.transport.procedure import Procedure, run
 from quire.wire.arguments import QueueSettings, RequestArguments, RequestOptions

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.broker.producing import Item
 from quire.errors import RequestConflict
-from quire.transitions.routing import is_found_by_key
-from quire.transitions.values import Submitted
+from quire.queue.routing import is_found_by_key
+from quire.queue.submit.submitting import Item
+from quire.queue.values import Submitted
 from quire.wire.message import DIGEST_RULE, SEED_BYTES, Message
 from quire.wire.protocol import GenerationRequest
 from quire.wire.sampling import SamplingParams

@@ -12,11 +12,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from quire.broker.telling import Delivery
 from quire.client.handle import retried
 from quire.client.shard_cursor import cursors_in
 from quire.client.steps import AnyBroker, BrokerCall
 from quire.errors import InvalidRequest
+from quire.queue.ends.telling import Delivery
 from quire.transport.connection import MAX_BLOCK_SECONDS
 from quire.transport.patience import Patience
 from quire.transport.procedure import Give, Procedure

@@ -19,8 +19,8 @@ from quire.errors import (
     ResultExpired,
     UnknownRequest,
 )
-from quire.transitions.output_log import OutputRead
-from quire.transitions.values import RequestStatus
+from quire.queue.publish.output_log import OutputRead
+from quire.queue.values import RequestStatus
 from quire.transport.patience import Patience
 from quire.wire.history import EMPTY, extended
 from quire.wire.output import Completion, State, TokenChunk, is_prefix_hash

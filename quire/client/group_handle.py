@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from quire.broker.broker import Broker
-from quire.broker.grouping import EndsCursor, GroupEnd
 from quire.client.handle import completion_of, explaining, retried
 from quire.client.steps import AnyBroker, BrokerCall, in_thread
 from quire.errors import ProtocolError, QuireError, ResultExpired
+from quire.queue.broker import Broker
+from quire.queue.groups.grouping import EndsCursor, GroupEnd
 from quire.transport.connection import MAX_BLOCK_SECONDS
 from quire.transport.patience import Patience
 from quire.transport.procedure import Give, Procedure, run

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
-from quire.broker.broker import Broker
 from quire.client.following import MAX_READINGS, Following, joined_items, raise_unless_completed
 from quire.client.steps import AnyBroker, BrokerCall, Collect, Pause, in_thread
 from quire.errors import BrokerUnavailable, OutputRewound, ProtocolError, QuireError, UnknownRequest
-from quire.transitions.output_log import OutputRead
-from quire.transitions.values import RequestStatus
+from quire.queue.broker import Broker
+from quire.queue.publish.output_log import OutputRead
+from quire.queue.values import RequestStatus
 from quire.transport.connection import MAX_BLOCK_SECONDS
 from quire.transport.patience import Patience
 from quire.transport.procedure import Procedure, run

@@ -22,8 +22,10 @@ from weakref import WeakSet
 import redis
 from redis.exceptions import RedisError
 
-from quire.broker.broker import Broker
-from quire.broker.waits import (
+from quire.errors import BrokerUnavailable, QuireError
+from quire.queue.broker import Broker
+from quire.queue.publish.output_log import OutputRead
+from quire.queue.publish.waits import (
     RETURN_SECONDS,
     SWEEP_SECONDS,
     Wait,
@@ -31,9 +33,7 @@ from quire.broker.waits import (
     Waits,
     lowest_of,
 )
-from quire.errors import BrokerUnavailable, QuireError
-from quire.transitions.output_log import OutputRead
-from quire.transitions.values import RequestStatus
+from quire.queue.values import RequestStatus
 from quire.transport.connection import MAX_BLOCK_SECONDS, Retrying
 from quire.transport.procedure import RoundTrip, run, send
 from quire.wire.output import State

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from quire.broker.grouping import FIRST_POSITION, before
 from quire.errors import InvalidRequest
+from quire.queue.groups.grouping import FIRST_POSITION, before
 from quire.transport.procedure import Procedure
 from quire.wire.ends import End
 

@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from quire.broker.async_broker import AsyncBroker
-from quire.broker.broker import Broker
 from quire.client.turns import Turn
 from quire.errors import QuireError
+from quire.queue.async_broker import AsyncBroker
+from quire.queue.broker import Broker
 from quire.transport.procedure import run, run_async
 
 _Item = TypeVar("_Item")

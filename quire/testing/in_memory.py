@@ -26,12 +26,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from quire.broker.broker import Broker
 from quire.client.client import Client
 from quire.errors import UNAVAILABLE, DeadlineExceeded, InvalidRequest, RequestFailed
+from quire.queue.broker import Broker
+from quire.queue.values import Claimed, CommitItem, CommitStatus
 from quire.testing.choices import choice_of, likelihoods
 from quire.testing.fake_tokens import logprobs_of, prompt_length, told_prompt_of
-from quire.transitions.values import Claimed, CommitItem, CommitStatus
 from quire.wire.adapters import ADAPTER_SEPARATOR, adapter_of, name_with
 from quire.wire.logprobs import ToldPrompt
 from quire.wire.output import Completion, ErrorInfo, FinishReason, State, Usage

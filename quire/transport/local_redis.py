@@ -135,7 +135,7 @@ class LocalRedis:
 
     def _start_on_a_free_port(self) -> None:
         for attempt in range(_PORT_ATTEMPTS):
-            self._port = _free_port()
+            self._port = free_port()
             self.url = f"redis://127.0.0.1:{self._port}/0"
             self._launch()
             try:
@@ -233,7 +233,8 @@ def _find_server() -> tuple[str, list[str]]:
     return "fake", [sys.executable, "-m", "quire.transport.local_redis", "{port}"]
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that no server had a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

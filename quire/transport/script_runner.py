@@ -1,17 +1,15 @@
-"""Loads the Lua transitions and runs them by hash; loads them again if the server lost them.
+"""Runs Lua transitions by hash; loads them again if the server lost them.
 
-Every transition is idempotent, so a call whose reply was lost is repeated (see `Retrying`). The
-source of a transition is the shared parts followed by its own file.
+Every transition is idempotent, so a call whose reply was lost is repeated (see `Retrying`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib import resources
 from typing import Any
 
 import redis
@@ -35,27 +33,6 @@ Argument = str | bytes | int
 
 #: What EVALSHA takes after the hash: the number of keys, then keys, settings and arguments.
 ScriptArguments = tuple[int, tuple[Argument, ...]]
-
-#: The shared parts that are put in front of a transition.
-_PARTS = ("common", "record", "ranking", "fairness", "turns", "ends", "request", "running")
-
-#: Transitions with other shared parts. Most have fewer, because users with access to fewer keys
-#: call them.
-_PARTS_OF = {
-    "submit": _PARTS[:7],
-    "cancel": _PARTS[:7],
-    "expire": _PARTS[:7],
-    "claim": (*_PARTS, "affinity"),
-    "extend": _PARTS[:1],
-    "beat_worker": _PARTS[:1],
-    "survey": _PARTS[:1],
-    "discard": _PARTS[:1],
-    "announce": _PARTS[:1],
-}
-
-#: The folder of the scripts of files and batches, as their names begin, and their shared part.
-BATCHES = "batches/"
-_BATCHES_PARTS = (f"{BATCHES}shared",)
 
 #: Error replies about the server, or about the rights of the user, which may be resolved outside
 #: Quire. Every other error reply is about the script and the keys.
@@ -98,7 +75,7 @@ class Begun:
 class ScriptRunner:
     """Runs transitions on one server. The arguments of each call begin with `settings`.
 
-    `sources` replaces the source of a transition: tests use it to break one on purpose.
+    `load` returns the source of a transition by its name.
     """
 
     def __init__(
@@ -106,20 +83,20 @@ class ScriptRunner:
         connection: redis.Redis,
         settings: Sequence[Argument],
         *,
+        load: Callable[[str], str],
         retrying: Retrying,
-        sources: Mapping[str, str] | None = None,
     ) -> None:
         self._connection = connection
         self._settings = tuple(settings)
         self._retrying = retrying
-        self._sources = sources or {}
+        self._load = load
 
     def run(self, name: str, call: ScriptCall) -> Any:
         """Runs one transition and returns its reply.
 
         BrokerUnavailable, QueueFull, or ProtocolError, see `script_error`.
         """
-        source = self._sources.get(name) or load_source(name)
+        source = self._load(name)
         num_keys, values = arguments_of(call, self._settings)
 
         def once() -> Any:
@@ -164,7 +141,7 @@ class ScriptRunner:
                 yield made[-1]
 
         sending = commands()
-        replies = self._send_as_made(self._sources.get(name) or load_source(name), sending)
+        replies = self._send_as_made(self._load(name), sending)
         # Make the calls that were not made yet when sending failed. `commands` adds them to `made`.
         for _ in sending:
             pass
@@ -173,7 +150,7 @@ class ScriptRunner:
     def begin(self, name: str, calls: Iterator[ScriptCall], shared: SharedConnection) -> Begun:
         """Sends each call as it is made; `finish` reads the replies."""
         made: list[ScriptArguments] = []
-        sha = script_sha(self._sources.get(name) or load_source(name))
+        sha = script_sha(self._load(name))
 
         def commands() -> Iterator[tuple[Argument, ...]]:
             for call in calls:
@@ -226,7 +203,7 @@ class ScriptRunner:
     def _pipeline(
         self, name: str, made: Sequence[ScriptArguments], durability: DurabilityRules | None
     ) -> list[Any]:
-        source = self._sources.get(name) or load_source(name)
+        source = self._load(name)
         return run(sending(source, made, durability), self._send)
 
     def _send(self, trip: RoundTrip) -> list[Any]:
@@ -287,15 +264,6 @@ def pipelines_of(calls: Iterable[ScriptCall]) -> Iterator[list[ScriptCall]]:
         num_bytes += added
     if part:
         yield part
-
-
-@cache
-def load_source(name: str) -> str:
-    """The full text of the transition `name`."""
-    folder = resources.files("quire.transport") / "scripts"
-    default = _BATCHES_PARTS if name.startswith(BATCHES) else _PARTS
-    files = (*_PARTS_OF.get(name, default), name)
-    return "\n".join((folder / f"{file}.lua").read_text() for file in files)
 
 
 def of_its_kind(reply: Any) -> Any:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import structlog
 
-from quire.broker.view import batches
 from quire.errors import UNAVAILABLE, QuireError
+from quire.queue.view.view import batches
 from quire.transport.connection import connect
 from service.batcher.destinations import Destinations
 from service.batcher.job import ClaimLost, Draining, Job

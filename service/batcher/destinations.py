@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import redis
 
 from quire.batch.batch import brokers_of
-from quire.broker.broker import Broker
+from quire.queue.broker import Broker
 from service.batcher.settings import BatcherSettings
 from service.shared.model_table import ModelRoute, read_models
 

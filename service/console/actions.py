@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from quire.broker.broker import Broker
-from quire.broker.operating import MAX_REASON_LENGTH
 from quire.errors import InvalidRequest, UnknownRequest
-from quire.transitions.control import Control
-from quire.transitions.fairness import Fairness
-from quire.transitions.values import QueueLimits
+from quire.queue.broker import Broker
+from quire.queue.control.control import Control
+from quire.queue.operating import MAX_REASON_LENGTH
+from quire.queue.rank.fairness import Fairness
+from quire.queue.values import QueueLimits
 from quire.wire.arguments import MAX_AHEAD_SECONDS
 from quire.wire.protocol import is_tenant_name
 from quire.wire.sizes import MAX_TOKENS_PER_REQUEST

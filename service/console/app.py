@@ -17,8 +17,8 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from quire.broker.view import Part
 from quire.errors import UNAVAILABLE, InvalidRequest, QuireError, UnknownRequest
+from quire.queue.view.view import Part
 from quire.version import quire_version
 from service.console.access import User, Users, check_fetch, check_host
 from service.console.actions import ACTIONS, Fields

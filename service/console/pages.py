@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
-from quire.broker.inspection import inspect_memory
-from quire.broker.view import Part
+from quire.queue.view.inspection import inspect_memory
+from quire.queue.view.view import Part
 from quire.wire.protocol import MAX_REQUEST_ID_LENGTH, REQUEST_ID_PATTERN
 from service.console.plots import plots_of
 from service.console.reading import lists

@@ -19,10 +19,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from quire.broker.inspection import ServerMemory, inspect_memory
-from quire.broker.view import Part, QueueView, view_queues
 from quire.errors import BrokerUnavailable, QuireError
 from quire.keys import Keys
+from quire.queue.view.inspection import ServerMemory, inspect_memory
+from quire.queue.view.view import Part, QueueView, view_queues
 from quire.transport.connection import connect
 from service.exporter.register import exporter_families
 from service.exporter.settings import ExporterSettings

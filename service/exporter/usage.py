@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import redis
 
-from quire.broker.inspection import read_shards
-from quire.broker.telling import told
 from quire.keys import Keys
+from quire.queue.ends.telling import told
+from quire.queue.view.inspection import read_shards
 from quire.records import Usage
 from quire.transport.procedure import Procedure, RoundTrip, command
 from service.shared.tenants import MAX_TENANTS, OTHER

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from quire.broker.grouping import GroupEnd, GroupProgress
 from quire.openai.responses.call import RESPONSE_ID
 from quire.openai.responses.resource import status_at_end
+from quire.queue.groups.grouping import GroupEnd, GroupProgress
 from quire.records import State
 from quire.wire.ends import BatchEnd, End
 from quire.wire.output import split_entry_id

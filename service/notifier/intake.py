@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 import structlog
 from redis.exceptions import RedisError
 
-from quire.broker.async_broker import AsyncBroker
-from quire.broker.grouping import GroupProgress
-from quire.broker.telling import Delivery
 from quire.errors import ProtocolError, QuireError
+from quire.queue.async_broker import AsyncBroker
+from quire.queue.ends.telling import Delivery
+from quire.queue.groups.grouping import GroupProgress
 from quire.transport.connection import is_refused
 from service.notifier.deliveries import Deliveries
 from service.notifier.endpoints import Endpoint

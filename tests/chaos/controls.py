@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from quire.broker.broker import Broker
-from quire.transport.script_runner import load_source, script_sha
+from quire.queue.broker import Broker
+from quire.queue.scripts import load_source
+from quire.transport.script_runner import script_sha
 from quire.wire.constraints import Kind
 from quire.wire.protocol import GenerationRequest
 from tests.chaos.adapters import NAMES

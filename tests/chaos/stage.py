@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from quire.broker.broker import Broker
 from quire.errors import BrokerUnavailable, UnknownRequest
+from quire.queue.broker import Broker
 from quire.transport.connection import connect
 from quire.transport.local_redis import LocalRedis
 from tests.chaos import adapters, append_only

@@ -26,7 +26,7 @@ from engine.batch import BatchRow
 from engine.fake_runner import FakeRunner
 from engine.request import Request
 from engine.vllm.row import Row
-from quire.transport import script_runner
+from quire.queue import scripts
 from quire.wire.constraints import Constraint
 from quire.wire.protocol import GenerationRequest
 from service.worker.model.served import ServedModel
@@ -259,8 +259,8 @@ def _doctor(control: str) -> None:
     elif control == STATEFUL_NOISE:
         FakeRunner._sample = _with_memory(FakeRunner._sample)  # type: ignore[method-assign]
     else:
-        load = script_runner.load_source
-        script_runner.load_source = lambda name: doctored_source(control, name, load(name))  # type: ignore[assignment]
+        load = scripts.load_source
+        scripts.load_source = lambda name: doctored_source(control, name, load(name))  # type: ignore[assignment]
 
 
 def _lose_in_silence(publisher: Publisher, key: str, *, unless_ended: bool = False) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from quire import LocalRedis
-from quire.broker.broker import Broker
+from quire.queue.broker import Broker
 from quire.transport.connection import connect
 from service.console.pages import PAGES
 from tests.console import stage

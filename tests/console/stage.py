@@ -6,8 +6,8 @@ Requests are claimed and committed by the broker's own transitions; only the tok
 import secrets
 from collections.abc import Sequence
 
-from quire.broker.broker import Broker
-from quire.transitions.values import Claim, Claimed, CommitItem, QueueLimits, QueuePolicy
+from quire.queue.broker import Broker
+from quire.queue.values import Claim, Claimed, CommitItem, QueueLimits, QueuePolicy
 from quire.wire.output import Activity, Completion, ErrorInfo, Execution, FinishReason, State, Usage
 from quire.wire.protocol import GenerationRequest, Priority
 from service.shared.batches import ledger

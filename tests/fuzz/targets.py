@@ -14,9 +14,9 @@ import msgpack
 
 from quire.batch.lines import BadLine, BatchLine, parse_line
 from quire.errors import InvalidRequest, ProtocolError
-from quire.transitions.output_log import OutputRead
-from quire.transitions.replies import claim_answer, dead_letter_of, status_of, worker_of
-from quire.transitions.values import Claimed
+from quire.queue.publish.output_log import OutputRead
+from quire.queue.replies import claim_answer, dead_letter_of, status_of, worker_of
+from quire.queue.values import Claimed
 from quire.wire.codec import MAX_MESSAGE_BYTES, MAX_TOKEN_ID, pack, pack_ids, unpack, unpack_ids
 from quire.wire.logprobs import PromptToken, TokenLogprob, TopLogprob, pack_tokens
 from quire.wire.output import Completion, FinishReason, State, TokenChunk, Usage

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.broker.broker import Broker
 from quire.cli import main
 from quire.client.client import Client
 from quire.errors import ProtocolError
+from quire.queue.broker import Broker
 from quire.wire.output import State
 from quire.wire.protocol import GenerationRequest
 from tests.fuzz.targets import SEEDS

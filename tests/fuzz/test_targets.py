@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.errors import ProtocolError
-from quire.transitions.output_log import OutputRead
+from quire.queue.publish.output_log import OutputRead
 from quire.wire.output import Completion
 from quire.wire.protocol import GenerationRequest
 from tests.fuzz import __main__ as command

@@ -6,8 +6,8 @@ from collections import Counter
 
 import redis
 
-from quire.broker.broker import Broker
 from quire.keys import GROUP_SEPARATOR
+from quire.queue.broker import Broker
 from quire.wire.output import State
 
 WAITING = {State.SCHEDULED, State.QUEUED}

@@ -23,9 +23,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from quire.broker.broker import Broker
 from quire.errors import UnknownRequest
-from quire.transitions.values import (
+from quire.queue.broker import Broker
+from quire.queue.values import (
     BackOff,
     Claim,
     Claimed,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quire.transitions.values import Candidate, Claim
+from quire.queue.values import Candidate, Claim
 from quire.wire.output import State
 
 

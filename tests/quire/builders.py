@@ -7,8 +7,8 @@ from typing import Any
 
 import redis
 
-from quire.broker.broker import Broker
-from quire.transitions.values import Claim, Claimed, CommitItem, NotClaimed
+from quire.queue.broker import Broker
+from quire.queue.values import Claim, Claimed, CommitItem, NotClaimed
 from quire.transport.local_redis import LocalRedis
 from quire.wire.logprobs import TokenLogprob, TopLogprob
 from quire.wire.output import Completion, FinishReason, State, TokenChunk, Usage

@@ -21,7 +21,7 @@ import pytest
 import redis
 from hypothesis import settings
 
-from quire.broker.broker import Broker
+from quire.queue.broker import Broker
 from quire.transport.connection import connect
 from quire.transport.local_redis import INSTALL_HINT, URL_VARIABLE, LocalRedis
 from quire.transport.patience import Patience

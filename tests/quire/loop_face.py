@@ -12,8 +12,8 @@ import redis
 import redis.asyncio
 from fakeredis import FakeAsyncRedis, FakeRedis
 
-from quire.broker.async_broker import connect_async
 from quire.client.async_client import AsyncClient, AsyncGroupHandle, AsyncHandle
+from quire.queue.async_broker import connect_async
 
 
 class LoopThread:

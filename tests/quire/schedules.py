@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 
 import redis
 
-from quire.broker.broker import Broker
 from quire.errors import QuireError
-from quire.transitions.values import (
+from quire.queue.broker import Broker
+from quire.queue.values import (
     BackOff,
     Candidate,
     Claim,

@@ -13,7 +13,7 @@ import redis
 from quire.transport.local_redis import (
     INSTALL_HINT,
     URL_VARIABLE,
-    _free_port,
+    free_port,
     packaged_server,
     server_program,
 )
@@ -51,7 +51,7 @@ def on_a_free_port(
 ) -> tuple[int, subprocess.Popen[bytes]]:
     """Starts a server and waits until it answers; returns its port and its process."""
     for _ in range(PORT_ATTEMPTS):
-        port = _free_port()
+        port = free_port()
         process = start(port)
         with redis.Redis(port=port, password=password) as client:
             eventually(partial(_answers_or_ends, client, process))

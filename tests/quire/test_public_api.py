@@ -139,4 +139,4 @@ def test_using_quire_loads_its_dependencies_and_nothing_heavy():
 def test_the_package_carries_its_types_and_its_scripts():
     folder = Path(quire.__file__).parent
     assert (folder / "py.typed").exists()
-    assert (folder / "transport" / "scripts" / "common.lua").exists()
+    assert (folder / "queue" / "request" / "common.lua").exists()

@@ -2,16 +2,16 @@
 
 import re
 from collections.abc import Iterator
-from importlib import resources
+from pathlib import Path
 
 import pytest
 
+import quire.queue
 from quire.record import FIELDS, STATUS_FIELDS, render_lua
 
+FOLDER = Path(quire.queue.__file__).parent
 SCRIPTS = {
-    file.name.removesuffix(".lua"): file.read_text()
-    for file in (resources.files("quire.transport") / "scripts").iterdir()
-    if file.name.endswith(".lua")
+    file.stem: file.read_text() for file in FOLDER.rglob("*.lua") if file.parent.name != "batches"
 }
 #: The lists themselves, and the repair, which replaces whatever cannot be read.
 NOT_WRITERS = {"record", "condemn"}

@@ -23,7 +23,7 @@ from typing import Any, Self
 import pytest
 import redis
 
-from quire.broker.broker import Broker
+from quire.queue.broker import Broker
 from quire.transport.connection import connect
 from quire.transport.local_redis import LocalRedis
 from quire.wire.protocol import Completion, GenerationRequest, TokenChunk

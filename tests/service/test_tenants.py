@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.transitions.fairness import Fairness
+from quire.queue.rank.fairness import Fairness
 from tests.service.builders import Queue, StepGate, WorkerThread, eventually
 
 NUM_LARGE, NUM_SMALL = 16, 4

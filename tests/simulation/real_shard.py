@@ -13,10 +13,10 @@ from typing import Any
 
 import redis
 
-from quire.broker.broker import Broker
 from quire.errors import QueueFull, UnknownRequest
-from quire.transitions.calls import restore_call
-from quire.transitions.values import BackOff, Candidate, Claim, Claimed, CommitItem, DeadLetter
+from quire.queue.broker import Broker
+from quire.queue.calls import restore_call
+from quire.queue.values import BackOff, Candidate, Claim, Claimed, CommitItem, DeadLetter
 from quire.wire.output import Completion, ErrorInfo
 from quire.wire.protocol import GenerationRequest, Priority
 from tests.quire.builders import Snapshot, make_request, pass_moment, queue_keys

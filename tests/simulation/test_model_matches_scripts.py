@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from quire.transport.script_runner import load_source
+from quire.queue.scripts import load_source
 from tests.quire.builders import leaked_keys
 from tests.simulation.controls import CONTROLS
 from tests.simulation.exploration import Search

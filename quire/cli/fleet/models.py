@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import redis
 
-from quire.broker.view import Part, view_queues
 from quire.cli.console import Console, add_server, brokers_of, few
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK
 from quire.errors import InvalidRequest
 from quire.keys import Keys
-from quire.transitions.workers import WorkerInfo, adapters_of, kinds_of
+from quire.queue.view.view import Part, view_queues
+from quire.queue.workers.workers import WorkerInfo, adapters_of, kinds_of
 from quire.transport.cluster.parts import servers_of
 
 #: How many keys one step of the search for queues looks at. Other clients wait no longer than it.

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.broker.broker import Broker
 from quire.errors import ProtocolError
-from quire.transitions.replies import ms_of
+from quire.queue.broker import Broker
+from quire.queue.replies import ms_of
 from quire.transport.procedure import Procedure, RoundTrip, command
 from service.shared.batches.records import ENDED, BatchRecord
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from quire.broker.inspection import read_shards
-from quire.broker.view import Part, QueueView
 from quire.keys import Keys
+from quire.queue.replies import ms_of
+from quire.queue.view.inspection import read_shards
+from quire.queue.view.view import Part, QueueView
 from quire.records import State
-from quire.transitions.replies import ms_of
 from quire.transport.procedure import Procedure, RoundTrip, command
 from service.console.reading.numbers import refusing_huge_numbers
 from service.console.reading.queue import QueueReading

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.broker.broker import Broker
 from quire.errors import InvalidRequest, ProtocolError, UnknownRequest
-from quire.transitions.replies import dead_letter_of, ms_of
-from quire.transitions.values import DeadLetter
+from quire.queue.broker import Broker
+from quire.queue.replies import dead_letter_of, ms_of
+from quire.queue.values import DeadLetter
 from quire.transport.procedure import Procedure, RoundTrip, command
 from quire.wire.output import split_entry_id
 from quire.wire.protocol import GenerationRequest

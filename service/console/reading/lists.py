@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.broker.broker import Broker
 from quire.errors import ProtocolError
 from quire.keys import Keys
+from quire.queue.broker import Broker
+from quire.queue.replies import ms_of, status_of
+from quire.queue.values import RequestStatus
 from quire.record import STATUS_FIELDS
-from quire.transitions.replies import ms_of, status_of
-from quire.transitions.values import RequestStatus
 from quire.transport.procedure import Procedure, RoundTrip, command
 from quire.wire.ends import End
 from quire.wire.output import TokenChunk

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import redis
 
-from quire.broker.broker import Broker
-from quire.broker.view import Part, QueueView, view_queues
 from quire.keys import Keys
-from quire.transitions.routing import shard_of
+from quire.queue.broker import Broker
+from quire.queue.routing import shard_of
+from quire.queue.view.view import Part, QueueView, view_queues
 
 #: How long a call of a page is retried. Short, because a person waits.
 RETRY_SECONDS = 0.5

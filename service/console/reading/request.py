@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from quire.broker.broker import Broker
 from quire.cli.console import plain
 from quire.errors import InvalidRequest, ProtocolError, UnknownRequest
-from quire.transitions.replies import reading
-from quire.transitions.values import RequestStatus
+from quire.queue.broker import Broker
+from quire.queue.replies import reading
+from quire.queue.values import RequestStatus
 from quire.transport.procedure import Procedure, RoundTrip, command
 from quire.wire.output import Completion, TokenChunk
 from quire.wire.protocol import GenerationRequest

@@ -12,13 +12,14 @@ from typing import Any, Generic, TypeVar
 import redis
 import redis.asyncio
 
-from quire.broker.async_shard import AsyncShard
-from quire.broker.producing import Ask
-from quire.broker.shard import Shard
 from quire.keys import Keys
-from quire.transitions.replies import ms_of
+from quire.queue.async_shard import AsyncShard
+from quire.queue.replies import ms_of
+from quire.queue.scripts import BATCHES
+from quire.queue.shard import Shard
+from quire.queue.submit.submitting import Ask
 from quire.transport.procedure import Procedure, RoundTrip, command
-from quire.transport.script_runner import BATCHES, Argument, ScriptCall, raise_if_error
+from quire.transport.script_runner import Argument, ScriptCall, raise_if_error
 from service.shared.batches.records import BatchRecord, FileRecord
 
 #: How long a file may be uploaded before its reservation is given up.

@@ -9,8 +9,8 @@ from functools import partial
 from time import monotonic
 
 from engine.request import Priority
-from quire.broker.broker import Broker
-from quire.transitions.values import Candidate
+from quire.queue.broker import Broker
+from quire.queue.values import Candidate
 from quire.wire.protocol import Priority as WirePriority
 from service.worker.outgoing.contact import Contact
 

@@ -12,9 +12,9 @@ from typing import TypeVar
 import structlog
 
 from engine.request import Priority
-from quire.broker.broker import Broker
 from quire.errors import UNAVAILABLE, ProtocolError, QuireError
-from quire.transitions.values import (
+from quire.queue.broker import Broker
+from quire.queue.values import (
     Candidate,
     Claimed,
     NotClaimed,

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from engine.request import Priority
 from quire.errors import InvalidRequest
+from quire.queue.values import Claim, Claimed
 from quire.tracing import TRACE_HEADER
-from quire.transitions.values import Claim, Claimed
 from quire.wire.protocol import GenerationRequest
 from service.shared.logs import trace_ids
 from service.worker.model.adapters import (

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import structlog
 
 from engine.request import FinishReason, Priority
-from quire.broker.broker import Broker
 from quire.errors import InvalidRequest, ProtocolError, QuireError, UnsupportedVersion
-from quire.transitions.values import Candidate, Claim, Claimed
+from quire.queue.broker import Broker
+from quire.queue.values import Candidate, Claim, Claimed
 from quire.wire.protocol import GenerationRequest
 from service.worker.incoming.compiling import Compiling
 from service.worker.incoming.conversion import engine_request

@@ -16,9 +16,9 @@ from typing import Protocol, TypeVar
 
 import structlog
 
-from quire.broker.broker import Broker
 from quire.errors import UNAVAILABLE, ProtocolError
-from quire.transitions.values import Claim, Expired, HeartbeatReply, Promoted, Reaped, Restored
+from quire.queue.broker import Broker
+from quire.queue.values import Claim, Expired, HeartbeatReply, Promoted, Reaped, Restored
 from quire.wire.output import State
 from service.worker.observe.metrics import Metrics
 from service.worker.observe.vitals import Vitals, WorkerState

@@ -16,10 +16,10 @@ from typing import Protocol, TypeVar
 import structlog
 
 from engine.request import FinishReason
-from quire.broker.broker import Broker
-from quire.broker.working import BegunCommit
 from quire.errors import UNAVAILABLE, ProtocolError
-from quire.transitions.values import BackOff, CommitItem, CommitReply, CommitStatus
+from quire.queue.broker import Broker
+from quire.queue.values import BackOff, CommitItem, CommitReply, CommitStatus
+from quire.queue.working import BegunCommit
 from quire.wire.protocol import ErrorInfo, Execution
 from service.worker.observe.metrics import Metrics
 from service.worker.observe.vitals import Vitals

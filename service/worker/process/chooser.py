@@ -21,8 +21,8 @@ from time import monotonic
 import redis
 import structlog
 
-from quire.broker.inspection import ShardState, inspect_shards
 from quire.errors import UNAVAILABLE
+from quire.queue.view.inspection import ShardState, inspect_shards
 from service.worker.observe.vitals import Vitals
 from service.worker.outgoing.contact import Contact
 from service.worker.process.places import Place

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import redis
 
-from quire.broker.broker import Broker
+from quire.queue.broker import Broker
 from service.worker.observe.metrics import Metrics
 from service.worker.settings.bounds import TRY_SECONDS
 from service.worker.settings.config import Settings

@@ -18,10 +18,10 @@ import redis
 from redis.exceptions import RedisError
 
 from quire import Client
-from quire.broker.broker import Broker
 from quire.errors import BrokerUnavailable, UnknownRequest
 from quire.keys import Keys
-from quire.transitions.routing import shard_of
+from quire.queue.broker import Broker
+from quire.queue.routing import shard_of
 from quire.transport.cluster.connection import for_key
 from quire.transport.connection import connect
 from quire.transport.local_redis import INSTALL_HINT, server_program

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.batch.lines import BatchLine
-from quire.transport import script_runner
+from quire.queue import scripts
 from tests.chaos import forking
 from tests.chaos.processes import LoggedProcess
 
@@ -92,8 +92,8 @@ def _run(kind: str, argv: Sequence[str], doctored: Sequence[str]) -> None:
 def _doctor(control: str) -> None:
     """Breaks this process in one way."""
     if control in DOCTORED:
-        load = script_runner.load_source
-        script_runner.load_source = lambda name: _doctored(control, name, load(name))  # type: ignore[assignment]
+        load = scripts.load_source
+        scripts.load_source = lambda name: _doctored(control, name, load(name))  # type: ignore[assignment]
     elif control == OWN_LINE_IDS:
         _draw_ids_of_lines()
     elif control == RANDOM_IDS:

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from quire.errors import QueueFull
-from quire.transitions.defaults import QueueDefaults
-from quire.transitions.fairness import Fairness
-from quire.transitions.values import QueueLimits
+from quire.queue.control.defaults import QueueDefaults
+from quire.queue.rank.fairness import Fairness
+from quire.queue.values import QueueLimits
 from tests.quire.builders import make_request
 
 pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(60)]

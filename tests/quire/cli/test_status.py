@@ -2,9 +2,9 @@
 
 import pytest
 
+from quire.queue.rank.fairness import Fairness
+from quire.queue.values import CommitItem, QueueLimits
 from quire.records import Activity
-from quire.transitions.fairness import Fairness
-from quire.transitions.values import CommitItem, QueueLimits
 from tests.quire.builders import claim_next, make_item, make_request, pass_moment
 from tests.quire.cli.test_cli import records
 

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from quire.broker.broker import Broker
 from quire.cli import main
 from quire.errors import BrokerUnavailable
+from quire.queue.broker import Broker
 from quire.transport.connection import connect
 from quire.transport.local_redis import URL_VARIABLE, LocalRedis
 from quire.transport.patience import Patience

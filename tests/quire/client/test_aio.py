@@ -9,14 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from quire import Broker, BrokerUnavailable, Client, ProtocolError, QueueFull, State
-from quire.broker import async_broker, producing
-from quire.broker.async_broker import AsyncBroker, connect_async
-from quire.broker.async_shard import MAX_CALLS, REQUESTS_PER_TURN
 from quire.client.async_client import AsyncClient
 from quire.client.reader import SharedReadsBroker
+from quire.queue import async_broker
+from quire.queue.async_broker import AsyncBroker, connect_async
+from quire.queue.async_shard import MAX_CALLS, REQUESTS_PER_TURN
+from quire.queue.routing import Parting
+from quire.queue.submit import producing
+from quire.queue.values import Submitted
 from quire.testing.in_memory import FakeQuire, FakeWorker
-from quire.transitions.routing import Parting
-from quire.transitions.values import Submitted
 from quire.transport.connection import connect
 from tests.quire.builders import claim_next, make_item, make_request, queue_keys, text_of, token_at
 from tests.quire.loop_face import async_twin

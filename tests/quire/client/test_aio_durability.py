@@ -5,9 +5,9 @@ import asyncio
 import fakeredis
 import pytest
 
-from quire.broker.broker import Broker
 from quire.client.async_client import AsyncClient
 from quire.errors import BrokerUnavailable, DurabilityUnavailable, UnknownRequest
+from quire.queue.broker import Broker
 from quire.transport.connection import connect
 from quire.wire.output import State
 

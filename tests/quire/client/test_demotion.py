@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import pytest
 import redis
 
-from quire.broker.async_broker import connect_async
-from quire.broker.broker import Broker
 from quire.client.async_client import AsyncClient
 from quire.client.client import Client
 from quire.client.reader import SharedReadsBroker
+from quire.queue.async_broker import connect_async
+from quire.queue.broker import Broker
 from quire.transport.connection import connect
 from quire.transport.local_redis import LocalRedis
 from quire.wire.output import State

@@ -6,8 +6,8 @@ import contextlib
 import pytest
 
 from quire import AsyncClient, Client, InvalidRequest
-from quire.broker.broker import Broker
 from quire.client.shard_cursor import MAX_SEEN, NUM_LAST, ShardCursor
+from quire.queue.broker import Broker
 from quire.records import FinishReason, State, Usage
 from quire.transport.procedure import run
 from quire.wire.ends import End

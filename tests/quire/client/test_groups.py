@@ -7,7 +7,7 @@ import pytest
 
 from quire import Client, InvalidRequest, QueueFull, QueueLimits, WaitTimeout
 from quire.client.following import Following
-from quire.transitions.values import BackOff
+from quire.queue.values import BackOff
 from quire.wire.output import ErrorInfo, State
 from quire.wire.protocol import GenerationRequest
 from tests.quire.builders import claim_next, make_completion, make_item, make_request, text_of
@@ -197,8 +197,8 @@ def begin_another_life(broker, lengths):
 def test_a_member_that_was_requeued_under_the_readers_hands_is_told_whole(
     client, broker, monkeypatch, lengths
 ):
-    monkeypatch.setattr("quire.transitions.output_log.MAX_ENTRIES_PER_READ", 1)
-    monkeypatch.setattr("quire.broker.async_broker.MAX_ENTRIES_PER_STREAM", 1)
+    monkeypatch.setattr("quire.queue.publish.output_log.MAX_ENTRIES_PER_READ", 1)
+    monkeypatch.setattr("quire.queue.async_broker.MAX_ENTRIES_PER_STREAM", 1)
     group = client.submit_many(rows("a", "b"), group="g")
     claims = [claim_next(broker) for _ in range(2)]
     for start in (0, 2):

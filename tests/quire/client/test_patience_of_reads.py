@@ -8,11 +8,11 @@ import asyncio
 import pytest
 import redis
 
-from quire.broker.async_broker import AsyncBroker, connect_async
-from quire.broker.broker import Broker
 from quire.client.async_client import AsyncClient
 from quire.client.client import Client
 from quire.client.reader import SharedReadsBroker
+from quire.queue.async_broker import AsyncBroker, connect_async
+from quire.queue.broker import Broker
 from tests.quire.builders import claim_next, make_item, make_request, token_at
 from tests.quire.waiting import Reading, eventually
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from quire import AsyncClient, BrokerUnavailable, Client, connect
-from quire.broker.broker import Broker
-from quire.broker.inspection import inspect_memory, inspect_shards
+from quire.queue.broker import Broker
+from quire.queue.view.inspection import inspect_memory, inspect_shards
 from tests.quire.builders import claim_next, make_item, make_request
 
 pytestmark = pytest.mark.real_redis

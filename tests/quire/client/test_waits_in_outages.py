@@ -9,11 +9,11 @@ from contextlib import aclosing
 import pytest
 import redis
 
-from quire.broker.broker import Broker
 from quire.client.async_client import AsyncClient
 from quire.client.client import Client
 from quire.client.reader import SharedReadsBroker
 from quire.errors import BrokerUnavailable, QuireError, WaitTimeout
+from quire.queue.broker import Broker
 from quire.transport import patience as patience_module
 from quire.transport.connection import connect
 from quire.transport.patience import Patience

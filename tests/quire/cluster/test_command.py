@@ -10,10 +10,10 @@ from collections.abc import Callable
 import pytest
 
 from quire import AsyncClient, Client, connect
-from quire.broker.broker import Broker
 from quire.cli import main
 from quire.cli.exit_codes import EXIT_OK
 from quire.keys import Keys
+from quire.queue.broker import Broker
 from tests.quire.clusters import Cluster, another, spread
 
 pytestmark = pytest.mark.real_redis

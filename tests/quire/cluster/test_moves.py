@@ -12,10 +12,10 @@ import pytest
 import redis
 
 from quire import AsyncClient, Client, connect
-from quire.broker.broker import Broker
 from quire.errors import BrokerUnavailable
 from quire.keys import Keys
-from quire.transitions.values import Claimed, CommitItem
+from quire.queue.broker import Broker
+from quire.queue.values import Claimed, CommitItem
 from quire.transport.cluster import connection as cluster_connection
 from quire.transport.cluster.redirects import Doubt
 from tests.quire.clusters import Cluster, Node, another, until

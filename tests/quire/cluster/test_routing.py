@@ -11,11 +11,11 @@ import pytest
 import redis
 
 from quire import AsyncClient, Client, connect
-from quire.broker.broker import Broker
-from quire.broker.inspection import inspect_memory
-from quire.broker.view import Part, view_queues
 from quire.errors import BrokerUnavailable, Cancelled
 from quire.keys import Keys
+from quire.queue.broker import Broker
+from quire.queue.view.inspection import inspect_memory
+from quire.queue.view.view import Part, view_queues
 from quire.transport.cluster.connection import for_key
 from quire.transport.local_redis import LocalRedis
 from tests.quire.clusters import Cluster, Node, another, spread, until

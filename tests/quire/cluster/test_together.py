@@ -9,9 +9,9 @@ import pytest
 import redis
 
 from quire import Client, connect
-from quire.broker.broker import Broker
 from quire.keys import Keys
-from quire.transitions.values import Claim, Claimed, CommitItem
+from quire.queue.broker import Broker
+from quire.queue.values import Claim, Claimed, CommitItem
 from tests.quire.clusters import Cluster
 
 pytestmark = pytest.mark.real_redis

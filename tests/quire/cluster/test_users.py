@@ -7,9 +7,9 @@ import pytest
 from quire import Client
 from quire.errors import BrokerUnavailable
 from quire.keys import Keys
-from tests.quire.broker.acl.roles import ROLES
 from tests.quire.cluster.test_moves import half_moved
 from tests.quire.clusters import Cluster, another
+from tests.quire.queue.acl.roles import ROLES
 from tests.quire.servers import needs_version_7
 
 pytestmark = pytest.mark.real_redis

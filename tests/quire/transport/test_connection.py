@@ -23,14 +23,14 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from quire import Client
-from quire.broker.async_broker import connect_async
-from quire.broker.broker import Broker
 from quire.client.async_client import AsyncClient
 from quire.errors import BrokerUnavailable, WaitTimeout
-from quire.transitions.commits import MIN_ITEMS_PARTED
-from quire.transitions.values import CommitStatus
+from quire.queue.async_broker import connect_async
+from quire.queue.broker import Broker
+from quire.queue.publish.commits import MIN_ITEMS_PARTED
+from quire.queue.scripts import load_source
+from quire.queue.values import CommitStatus
 from quire.transport.connection import MAX_BLOCK_SECONDS, Retrying, connect, translated
-from quire.transport.script_runner import load_source
 from quire.wire.output import State
 from tests.quire.builders import claim_next, make_item, make_request, submit_and_claim
 from tests.quire.proxy import wire_to

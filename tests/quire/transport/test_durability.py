@@ -6,9 +6,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoPermissionError, ResponseError
 
 from quire import Client
-from quire.broker.broker import Broker
 from quire.errors import BrokerUnavailable, DurabilityUnavailable, UnknownRequest
 from quire.keys import Keys
+from quire.queue.broker import Broker
 from quire.transport.connection import connect
 from quire.transport.durability import Durability
 from quire.wire.output import State

@@ -16,7 +16,7 @@ from redis.exceptions import (
 from quire.client.async_client import AsyncClient
 from quire.client.client import Client
 from quire.errors import BrokerUnavailable, ProtocolError, QueueFull
-from quire.transitions.values import Expired, Reaped
+from quire.queue.values import Expired, Reaped
 from quire.transport.script_runner import (
     MAX_BYTES_PER_PIPELINE,
     MAX_CALLS_PER_PIPELINE,
@@ -101,7 +101,7 @@ def test_a_damaged_request_does_not_keep_the_others_from_being_reaped(
 ):
     for claim in damaged:
         clockwork.expire_lease(claim.request_id)
-    with caplog.at_level(logging.ERROR, logger="quire.broker.damage"):
+    with caplog.at_level(logging.ERROR, logger="quire.queue.repair.damage"):
         assert {Reaped("b", State.FAILED), Reaped("c", State.QUEUED)} <= set(broker.reap())
     assert "reap of b" in caplog.text
     assert [broker.status(name).state for name in "ac"] == [State.QUEUED] * 2

@@ -12,11 +12,11 @@ import redis
 import redis.asyncio.sentinel
 import redis.sentinel
 
-from quire.broker.async_broker import connect_async
-from quire.broker.broker import Broker
 from quire.cli import main
 from quire.cli.sources import with_password
 from quire.errors import BrokerUnavailable
+from quire.queue.async_broker import connect_async
+from quire.queue.broker import Broker
 from quire.transport.connection import Retrying, connect
 from quire.transport.local_redis import URL_VARIABLE, LocalRedis, _free_port
 from quire.transport.sentinel import connect_through_sentinels

@@ -9,8 +9,8 @@ from quire import RequestFailed
 from quire.batch.lines import BadLine, BatchLine, parse_line
 from quire.errors import InvalidRequest
 from quire.keys import Keys
+from quire.queue.replies import worker_of
 from quire.testing.in_memory import FakeQuire
-from quire.transitions.replies import worker_of
 from quire.wire.adapters import Adapter, adapter_of, name_with
 from quire.wire.protocol import GenerationRequest, Kind
 from quire.wire.sampling import parse_body

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from quire.errors import ProtocolError
-from quire.transport.script_runner import load_source
+from quire.queue.scripts import load_source
 from tests.quire.builders import (
     Snapshot,
     claim_next,

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.errors import ProtocolError
+from quire.queue.publish.output_log import OutputRead
 from quire.records import Execution
-from quire.transitions.output_log import OutputRead
 from quire.wire.codec import pack, pack_ids
 from quire.wire.logprobs import PromptToken, TokenLogprob, pack_tokens
 from quire.wire.output import Completion, ErrorInfo, FinishReason, State, TokenChunk, Usage

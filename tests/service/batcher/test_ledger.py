@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.broker.view import batches
+from quire.queue.view.view import batches
 from service.shared.batches import ledger
 from service.shared.batches.ledger import Hold, Ledger, ResultFile
 from tests.service.builders import Queue

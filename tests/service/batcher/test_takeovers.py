@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from quire.batch import files as batch_files
-from quire.transport.script_runner import load_source
+from quire.queue.scripts import load_source
 from service.batcher.destinations import Destinations
 from service.batcher.job import MAX_FAULTS, ClaimLost, Draining, Job
 from service.shared.batches import ledger

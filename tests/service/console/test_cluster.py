@@ -1,8 +1,8 @@
 """A console whose queue is on the nodes of a cluster."""
 
 from quire import connect
+from quire.queue.values import QueueLimits
 from quire.records import State
-from quire.transitions.values import QueueLimits
 from service.console.pages import PAGES, Parameters, Watched
 from service.console.reading.history import History
 from service.console.reading.queue import QueueReading

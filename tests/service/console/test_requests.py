@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 
 from quire.errors import UnknownRequest
-from quire.transitions.defaults import QueueDefaults
-from quire.transitions.values import CommitItem
+from quire.queue.control.defaults import QueueDefaults
+from quire.queue.values import CommitItem
 from service.console.reading import request as reading
 from service.console.reading.lists import running
 from service.console.reading.request import life_of, piece_after

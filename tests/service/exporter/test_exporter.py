@@ -14,8 +14,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from quire.broker.broker import Broker
 from quire.errors import BrokerUnavailable
+from quire.queue.broker import Broker
 from quire.transport import connection as transport
 from quire.transport.connection import connect
 from quire.transport.local_redis import LocalRedis

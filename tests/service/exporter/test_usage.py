@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from quire.broker.broker import Broker
-from quire.broker.telling import MAX_TOLD_PER_READ
 from quire.keys import Keys
+from quire.queue.broker import Broker
+from quire.queue.ends.telling import MAX_TOLD_PER_READ
 from quire.records import Usage
 from quire.transport.connection import connect
 from service.exporter import usage

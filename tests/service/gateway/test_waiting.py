@@ -2,8 +2,8 @@
 
 import pytest
 
-from quire.broker.broker import Broker
 from quire.client.async_client import AsyncClient
+from quire.queue.broker import Broker
 from quire.testing.in_memory import FakeQuire
 from quire.transport.connection import connect
 from quire.transport.patience import Patience

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from standardwebhooks import Webhook
 
-from quire.broker.async_broker import connect_async
 from quire.keys import Keys
+from quire.queue.async_broker import connect_async
 from service.notifier import circuits
 from service.notifier.circuits import FAILURES, MAX_RANK
 from service.notifier.deliveries import Deliveries

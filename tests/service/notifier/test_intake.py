@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from quire.broker.async_broker import AsyncBroker, connect_async
-from quire.broker.broker import Broker
-from quire.broker.telling import Delivery
+from quire.queue.async_broker import AsyncBroker, connect_async
+from quire.queue.broker import Broker
+from quire.queue.ends.telling import Delivery
 from quire.transport.connection import connect
 from service.notifier.deliveries import Deliveries
 from service.notifier.endpoints import Endpoint

@@ -12,9 +12,9 @@ import pytest
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
-from quire.broker.async_broker import AsyncBroker, connect_async
-from quire.broker.broker import Broker
 from quire.keys import Keys
+from quire.queue.async_broker import AsyncBroker, connect_async
+from quire.queue.broker import Broker
 from quire.records import FinishReason, State
 from quire.transport.connection import connect
 from quire.transport.local_redis import URL_VARIABLE, LocalRedis

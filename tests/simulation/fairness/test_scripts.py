@@ -8,8 +8,8 @@ import random
 
 import pytest
 
-from quire.transitions.fairness import Fairness
-from quire.transport.script_runner import load_source
+from quire.queue.rank.fairness import Fairness
+from quire.queue.scripts import load_source
 from tests.quire.builders import make_item, make_request
 from tests.simulation.fairness.model import ClassState, OwnOrderLost, Share, Sharing, with_share
 from tests.simulation.real_shard import fresh_queue

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.broker.broker import Broker
 from quire.errors import UnknownRequest
-from quire.transitions.values import RequestStatus
+from quire.queue.broker import Broker
+from quire.queue.values import RequestStatus
 from quire.wire.output import Completion, FinishReason, State, TokenChunk
 from tests.quire.books import mistold, unbalanced
 from tests.quire.builders import WITHOUT_EXPIRY, leaked_keys, read_all, token_ids_of

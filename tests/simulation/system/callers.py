@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quire.broker.broker import Broker
 from quire.client.client import Client
 from quire.errors import (
     BrokerUnavailable,
@@ -19,6 +18,7 @@ from quire.errors import (
     RequestFailed,
     UnknownRequest,
 )
+from quire.queue.broker import Broker
 from quire.wire.history import EMPTY, extended
 from quire.wire.output import Completion, State, TokenChunk
 from tests.simulation.system.fleet import QUEUE

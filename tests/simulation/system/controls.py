@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from engine.fake_runner import FakeRunner
-from quire.transport.script_runner import load_source
+from quire.queue.scripts import load_source
 from tests.simulation.system.fleet import StatefulRunner
 
 _FENCE = "return fields.state == 'running' and fields.epoch == epoch and fields.owner == owner"

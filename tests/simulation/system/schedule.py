@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from engine.fake_runner import FakeRunner
-from quire.broker.broker import Broker
 from quire.errors import BrokerUnavailable, UnknownRequest
-from quire.transitions.fairness import Fairness
+from quire.queue.broker import Broker
+from quire.queue.rank.fairness import Fairness
 from quire.wire.output import State
 from tests.simulation.system import threads
 from tests.simulation.system.audit import (

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.exceptions import ResponseError
 
-from quire.broker.broker import Broker
 from quire.errors import QuireError
+from quire.queue.broker import Broker
 from tests.quire.builders import claim_next, make_item, make_request, queue_keys
 from tests.simulation.system import threads
 from tests.simulation.system.network import DirectLine, SimulatedConnection, encoded

@@ -18,7 +18,7 @@ import pytest
 
 import service.worker.incoming.reception
 from engine.request import Request
-from quire.broker.broker import Broker
+from quire.queue.broker import Broker
 from quire.wire.constraints import Constraint
 from quire.wire.output import TokenChunk
 from quire.wire.protocol import GenerationRequest

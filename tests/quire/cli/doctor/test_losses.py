@@ -3,8 +3,8 @@
 import pytest
 import redis
 
-from quire.broker.losses import inspect_losses
-from quire.transitions.values import Lost
+from quire.queue.repair.losses import inspect_losses
+from quire.queue.values import Lost
 from tests.quire.builders import claim_next, make_request
 from tests.quire.cli.test_cli import records
 

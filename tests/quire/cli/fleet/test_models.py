@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from quire.broker.broker import Broker
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_USAGE
+from quire.queue.broker import Broker
 
 
 @pytest.fixture

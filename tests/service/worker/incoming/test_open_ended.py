@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.transitions.defaults import QueueDefaults
+from quire.queue.control.defaults import QueueDefaults
 from tests.service.builders import MAX_MODEL_LEN, Queue, StepGate, WorkerThread, expected_tokens
 
 PROMPT = (5, 6, 7)

@@ -7,7 +7,7 @@ import pytest
 
 from engine.request import FinishReason, Request
 from quire.errors import BrokerUnavailable
-from quire.transitions.values import Candidate, Claimed
+from quire.queue.values import Candidate, Claimed
 from service.worker.incoming.compiling import Compiling
 from service.worker.incoming.reception import Opened, Reception
 from service.worker.loop import EngineLoop, Mail

@@ -9,9 +9,9 @@ import pytest
 
 from engine.batch import Batch
 from engine.request import Priority
-from quire.broker.broker import Broker
-from quire.broker.working import Working
-from quire.transitions.values import CommitReply, CommitStatus
+from quire.queue.broker import Broker
+from quire.queue.values import CommitReply, CommitStatus
+from quire.queue.working import Working
 from service.worker.incoming.trials import Trials
 from service.worker.outgoing.completions import own_failure
 from service.worker.outgoing.delivery import Delivery

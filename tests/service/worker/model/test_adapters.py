@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from engine.errors import ModelRefused
 from quire.client.client import Client
-from quire.transitions.values import Claimed, CommitItem
+from quire.queue.values import Claimed, CommitItem
 from quire.wire.output import Completion
 from service.worker.model.adapters import (
     MAX_ADAPTERS,

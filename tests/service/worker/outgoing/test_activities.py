@@ -2,9 +2,9 @@
 
 from collections import Counter
 
-from quire.broker.inspection import inspect_shards
+from quire.queue.values import CommitItem, CommitReply, CommitStatus
+from quire.queue.view.inspection import inspect_shards
 from quire.records import Activity
-from quire.transitions.values import CommitItem, CommitReply, CommitStatus
 from service.worker.outgoing.completions import Origin
 from service.worker.outgoing.delivery import Delivery
 from tests.service.builders import (

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import redis.exceptions
 
-from quire.broker.working import Working
-from quire.transitions.values import Claimed
+from quire.queue.values import Claimed
+from quire.queue.working import Working
 from quire.transport.connection import translated
 from service.worker.outgoing.contact import Contact
 from tests.service.builders import Queue, StepGate, WorkerThread, eventually, expected_tokens

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.broker.broker import Broker
 from quire.client.client import Client
 from quire.errors import BrokerUnavailable
+from quire.queue.broker import Broker
 from quire.transport.connection import connect
 from tests.quire.certificates import has_tls, make_certificate
 from tests.quire.clusters import Cluster, spread

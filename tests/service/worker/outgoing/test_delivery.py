@@ -8,8 +8,8 @@ from engine.logprobs import Logprobs
 from engine.port import RequestOutput
 from engine.request import Priority
 from quire.errors import InvalidRequest, ProtocolError
+from quire.queue.values import Claim
 from quire.records import PromptToken
-from quire.transitions.values import Claim
 from quire.wire.logprobs import (
     MAX_PROMPT_LOGPROBS,
     TokenLogprob,

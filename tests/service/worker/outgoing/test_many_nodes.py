@@ -11,9 +11,9 @@ from engine.port import RequestOutput
 from engine.request import FinishReason, Request
 from engine.sampling_params import SamplingParams
 from quire import connect
-from quire.broker.broker import Broker
-from quire.transitions.values import Claimed, CommitItem, CommitReply
-from quire.transport.script_runner import load_source
+from quire.queue.broker import Broker
+from quire.queue.scripts import load_source
+from quire.queue.values import Claimed, CommitItem, CommitReply
 from quire.wire.protocol import TokenChunk
 from service.worker.observe.metrics import Metrics
 from service.worker.observe.vitals import Vitals

@@ -3,8 +3,8 @@
 import pytest
 import redis
 
-from quire.broker.moving import OPEN_PER_TURN
-from quire.transitions.values import Lost
+from quire.queue.lease.moving import OPEN_PER_TURN
+from quire.queue.values import Lost
 from quire.transport.connection import translated
 from service.worker.observe.metrics import Metrics
 from service.worker.observe.vitals import Vitals

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.broker.broker import Broker
+from quire.queue.broker import Broker
 from quire.transport.local_redis import LocalRedis
 from tests.service.builders import (
     LEASE_SECONDS,

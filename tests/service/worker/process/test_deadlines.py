@@ -1,6 +1,6 @@
 """A request that a worker computes ends at its deadline, or at that of its worker or queue."""
 
-from quire.transitions.defaults import QueueDefaults
+from quire.queue.control.defaults import QueueDefaults
 from service.worker.settings.config import Settings
 from tests.service.builders import Queue, StepGate, WorkerThread, eventually, expected_tokens
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from quire.broker.broker import Broker
+from quire.queue.broker import Broker
 from quire.transport.connection import connect
 from service.worker.process.disk import require_durability
 from tests.service.builders import private_redis

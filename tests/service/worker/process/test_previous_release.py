@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.broker.broker import Broker
 from quire.client.client import Client
+from quire.queue.broker import Broker
 from quire.transport.connection import connect
 from quire.transport.local_redis import LocalRedis
 from quire.wire.output import Completion, State

@@ -11,12 +11,8 @@ from typing import Any
 
 import pytest
 
-from service.worker.observe.vitals import (
-    LOOP_TURN_SECONDS,
-    THREAD_TURN_SECONDS,
-    Vitals,
-    WorkerState,
-)
+from service.worker.observe import vitals
+from service.worker.observe.vitals import LOOP_TURN_SECONDS, Vitals, WorkerState
 from service.worker.process.watch import EXIT_HUNG, Watch
 from tests.service.builders import (
     CHECKOUT,
@@ -33,8 +29,7 @@ from tests.service.builders import (
 from tests.service.fake_worker import TREACLE, TREACLE_TOKENS
 
 STALL_SECONDS = 120.0
-#: How long a machine may sleep.
-HOURS = 36_000.0
+HOURS = 36_000.0  # How long a machine may sleep.
 
 
 class Watched:
@@ -72,7 +67,7 @@ def watched(clock: Clock) -> Watched:
 
 def test_a_thread_that_goes_round_no_more_is_named_and_the_worker_is_not_alive(watched: Watched):
     watched.vitals.beat("publisher")
-    watched.run(THREAD_TURN_SECONDS)
+    watched.run(vitals.THREAD_TURN_SECONDS)
     assert (watched.overdue, watched.vitals.is_alive) == ([], True)
     watched.run(1)
     assert (watched.overdue, watched.vitals.is_alive) == (["publisher"], False)
@@ -82,7 +77,7 @@ def test_a_thread_that_goes_round_no_more_is_named_and_the_worker_is_not_alive(w
 
 def test_a_rest_that_was_told_of_is_no_hang_and_what_is_longer_is(watched: Watched):
     watched.vitals.beat("heartbeat", rest_seconds=5000.0)
-    watched.run(5000.0 + THREAD_TURN_SECONDS)
+    watched.run(5000.0 + vitals.THREAD_TURN_SECONDS)
     assert watched.overdue == []
     watched.run(1)
     assert watched.overdue == ["heartbeat"]
@@ -90,7 +85,7 @@ def test_a_rest_that_was_told_of_is_no_hang_and_what_is_longer_is(watched: Watch
 
 def test_a_turn_of_many_calls_shows_a_sign_of_life_before_each(watched: Watched):
     for _ in watched.vitals.each("keeper", range(5)):
-        watched.run(THREAD_TURN_SECONDS)
+        watched.run(vitals.THREAD_TURN_SECONDS)
         assert watched.overdue == []
     watched.run(1)
     assert watched.overdue == ["keeper"]
@@ -120,7 +115,7 @@ def test_a_thread_that_has_ended_is_waited_for_no_more(watched: Watched, error: 
     [
         ("engine", True, STALL_SECONDS),
         ("engine", False, LOOP_TURN_SECONDS),
-        ("intake-3", False, THREAD_TURN_SECONDS),
+        ("intake-3", False, vitals.THREAD_TURN_SECONDS),
     ],
 )
 def test_what_is_silent_for_twice_its_limit_ends_the_process(
@@ -242,13 +237,13 @@ def test_a_thread_that_hangs_is_told_by_livez_and_ends_the_process(queue: Queue,
     with worker, hanging(worker, thread) as hang:
         assert hang.has_begun.wait(PATIENCE_SECONDS)
         assert worker.get("/livez")[0] == 200
-        clock.now += THREAD_TURN_SECONDS + 1.0
+        clock.now += vitals.THREAD_TURN_SECONDS + 1.0
         # The others have not shown a sign of life in that time either, and do at once.
         eventually(lambda: overdue(worker) == [thread])
         status, body = worker.get("/livez")
         assert (status, f'"overdue": ["{thread}"]' in body) == (503, True)
         assert worker.metric("quire_threads_overdue", thread=thread.partition("-")[0]) == 1
-        for _ in range(int(THREAD_TURN_SECONDS)):
+        for _ in range(int(vitals.THREAD_TURN_SECONDS)):
             watch.check()
         assert ended == []
         watch.check()
@@ -265,7 +260,7 @@ def test_a_publisher_that_hangs_loses_its_claims_and_another_worker_goes_on(queu
     clock = offset_clock(worker)
     with worker, hanging(worker, "publisher") as hang:
         assert hang.has_begun.wait(PATIENCE_SECONDS)
-        clock.now += THREAD_TURN_SECONDS + 1.0
+        clock.now += vitals.THREAD_TURN_SECONDS + 1.0
         with WorkerThread(queue.settings()):
             output = queue.result(request_id)
         assert output.token_ids == expected_tokens((4, 5), max_tokens=20)

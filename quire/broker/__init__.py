@@ -1,1 +1,0 @@
-"""One method per transition of the protocol, for threads and for event loops."""

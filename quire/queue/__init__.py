@@ -1,0 +1,1 @@
+"""A queue, by thing: each room has its scripts, their arguments and replies, and their readers."""

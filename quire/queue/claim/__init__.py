@@ -1,0 +1,1 @@
+"""CLAIM: which requests wait, and how a worker takes one."""

@@ -1,0 +1,1 @@
+"""What operators set for a queue: pauses, drains, limits, defaults."""

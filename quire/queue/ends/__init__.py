@@ -1,0 +1,1 @@
+"""The stream of ends of a queue, and its delivery to groups of consumers."""

@@ -1,0 +1,190 @@
+"""The broker's reads of the ends of a queue, with a cursor of the reader's own or as a group.
+
+A group of sinks shares the ends: each is delivered to one of its consumers, which acknowledges it.
+Redis stores what is delivered and not acknowledged, so another consumer can take it over.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
+
+from quire.errors import BrokerUnavailable, ProtocolError
+from quire.keys import Keys
+from quire.queue.groups.grouping import at_most
+from quire.queue.publish.output_log import entries_by_stream
+from quire.queue.reading import read_streams
+from quire.queue.shard import Shard
+from quire.transport.connection import translated
+from quire.transport.procedure import Procedure, RoundTrip, command
+from quire.wire.ends import BatchEnd, End
+
+#: The most ends taken by one read.
+MAX_TOLD_PER_READ = 256
+
+#: The most that operators may set; some gigabytes.
+MOST_ENDS = 10_000_000
+
+_log = logging.getLogger("quire")
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Ends that were delivered to one consumer. `positions` are all that it must acknowledge.
+
+    They include entries that cannot be read, or that were trimmed before they were read. `batches`
+    are the ends of batches among them, which readers of requests pass over.
+    """
+
+    ends: Sequence[End]
+    positions: Sequence[str]
+    batches: Sequence[BatchEnd] = ()
+
+
+class Telling(Shard):
+    """The side of a Broker for the ends of its shard."""
+
+    def keep_ends(self, number: int) -> None:
+        """About how many ends this shard keeps from now on; with 0 it tells none. ValueError."""
+        if not 0 <= number <= MOST_ENDS:
+            raise ValueError(f"the number of ends must be from 0 to {MOST_ENDS}")
+        self._read(command("hset", self.keys.control, "ends", number))
+
+    def told(self, *, after: str, block_seconds: float | None = None) -> list[End]:
+        """The ends after a cursor, in order; waits for one as `read_output` does.
+
+        Leaves out the ends of batches, and entries that cannot be read.
+        """
+        block = at_most(block_seconds, self._longest_block)
+        return self.run(told(self.keys, after=after, block_seconds=block))
+
+    def deliver(self, group: str, consumer: str, *, block_seconds: float | None = None) -> Delivery:
+        """Ends that were delivered to no consumer of the group yet; waits as `told` does.
+
+        Creates the group if it is not there, before the oldest end that is kept. BrokerUnavailable
+        if Redis has no memory left for that; a group that is there is read also without.
+        """
+        block = at_most(block_seconds, self._longest_block)
+        return self.run(deliver(self.keys, group, consumer, block_seconds=block))
+
+    def delivered(self, group: str, consumer: str) -> Delivery:
+        """Ends that were delivered to this consumer and not acknowledged, the oldest ones."""
+        return self.run(delivered(self.keys, group, consumer))
+
+    def take_over(self, group: str, consumer: str, *, idle_seconds: float) -> Delivery:
+        """Delivers ends that other consumers have not acknowledged for so many seconds."""
+        return self.run(take_over(self.keys, group, consumer, idle_seconds=idle_seconds))
+
+    def acknowledge(self, group: str, positions: Sequence[str]) -> None:
+        """These ends are not delivered again. May be repeated."""
+        self.run(acknowledge(self.keys, group, positions))
+
+
+def told(keys: Keys, *, after: str, block_seconds: float | None) -> Procedure[list[End]]:
+    """See `Telling.told`."""
+    while True:
+        (reply,) = yield read_streams(
+            {keys.ends: after}, count=MAX_TOLD_PER_READ, block_seconds=block_seconds
+        )
+        found = _delivery(_entries(reply))
+        if found.ends or not found.positions:
+            return list(found.ends)
+        # Only what is passed over, which must not end the wait: a reader's cursor is at an end of a
+        # request, so the next read would find the same again.
+        after = found.positions[-1]
+
+
+def deliver(
+    keys: Keys, group: str, consumer: str, *, block_seconds: float | None
+) -> Procedure[Delivery]:
+    """See `Telling.deliver`."""
+    block_ms = None if block_seconds is None else max(1, int(block_seconds * 1000))
+    entries = yield from _as_consumer(keys, group, consumer, after=">", block_ms=block_ms)
+    return _delivery(entries)
+
+
+def delivered(keys: Keys, group: str, consumer: str) -> Procedure[Delivery]:
+    """See `Telling.delivered`."""
+    entries = yield from _as_consumer(keys, group, consumer, after="0", block_ms=None)
+    return _delivery(entries)
+
+
+def take_over(keys: Keys, group: str, consumer: str, *, idle_seconds: float) -> Procedure[Delivery]:
+    """See `Telling.take_over`."""
+    claim = command(
+        "xautoclaim",
+        keys.ends,
+        group,
+        consumer,
+        min_idle_time=int(idle_seconds * 1000),
+        count=MAX_TOLD_PER_READ,
+    )
+    reply = yield from _in_group(keys, group, claim, wait_seconds=0.0)
+    # The second part are the entries. Redis 6.2 has nothing in the place of one that was trimmed.
+    return _delivery([(name, fields) for name, fields in reply[1] if name is not None])
+
+
+def acknowledge(keys: Keys, group: str, positions: Sequence[str]) -> Procedure[None]:
+    """See `Telling.acknowledge`."""
+    if positions:
+        yield RoundTrip((command("xack", keys.ends, group, *positions),))
+
+
+def _as_consumer(
+    keys: Keys, group: str, consumer: str, *, after: str, block_ms: int | None
+) -> Procedure[Any]:
+    read = command(
+        "xreadgroup",
+        group,
+        consumer,
+        {keys.ends: after},
+        count=MAX_TOLD_PER_READ,
+        block=block_ms,
+    )
+    reply = yield from _in_group(keys, group, read, wait_seconds=(block_ms or 0) / 1000)
+    return _entries(reply)
+
+
+def _in_group(keys: Keys, group: str, read: Any, *, wait_seconds: float) -> Procedure[Any]:
+    """The reply to a command of the group. Creates the group if it is not there.
+
+    So a group that a server has lost is there again, from the oldest end on.
+    """
+    trip = RoundTrip((read,), keeps_errors=True, wait_seconds=wait_seconds)
+    (reply,) = yield trip
+    if isinstance(reply, ResponseError) and str(reply).startswith("NOGROUP"):
+        # Only now: unlike the reads, it is refused by a server without memory.
+        create = command("xgroup_create", keys.ends, group, id="0", mkstream=True)
+        (made,) = yield RoundTrip((create,), keeps_errors=True)
+        if isinstance(made, OutOfMemoryError):
+            raise BrokerUnavailable(f"Redis has no memory left for the group {group}") from made
+        if isinstance(made, RedisError) and not str(made).startswith("BUSYGROUP"):
+            raise translated(made)
+        (reply,) = yield trip
+    if isinstance(reply, RedisError):
+        raise translated(reply)
+    return reply
+
+
+def _entries(reply: Any) -> list[Any]:
+    return [entry for _, entries in entries_by_stream(reply) for entry in entries]
+
+
+def _delivery(entries: Iterable[Any]) -> Delivery:
+    ends, batches, positions = list[End](), list[BatchEnd](), list[str]()
+    for entry_id, fields in entries:
+        positions.append(entry_id.decode())
+        # A trimmed entry has no fields.
+        if fields:
+            try:
+                if BatchEnd.is_in(fields):
+                    batches.append(BatchEnd.from_entry(entry_id, fields))
+                else:
+                    ends.append(End.from_entry(entry_id, fields))
+            except ProtocolError as error:
+                _log.warning("left out: %s", error)
+    return Delivery(ends, positions, batches)

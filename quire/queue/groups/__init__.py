@@ -1,0 +1,1 @@
+"""Requests that were submitted together: their counts, their ends, and their cancel."""

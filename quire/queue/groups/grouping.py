@@ -1,0 +1,250 @@
+"""The broker's reads and transitions for groups: requests that were submitted together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import QuireError
+from quire.keys import GROUP_SEPARATOR, Keys
+from quire.queue.calls import MAX_ITEMS_PER_CALL, cancel_call, expire_call
+from quire.queue.publish.output_log import entries_by_stream
+from quire.queue.reading import now_ms, read_streams
+from quire.queue.replies import reading
+from quire.queue.shard import Shard
+from quire.queue.submit.submitting import Ask
+from quire.transport.procedure import Procedure, RoundTrip, command
+from quire.transport.script_runner import raise_if_error
+from quire.wire.output import State
+
+#: The cursor with which a reader of a group's ends begins.
+FIRST_POSITION = "0-0"
+
+#: The most ends taken by one read.
+MAX_ENDS_PER_READ = 256
+
+#: The most expired leases that one look reads: a millisecond of the server.
+MAX_LEASES = 4096
+
+#: The largest sequence number of a stream id within its millisecond.
+_LAST_NUMBER = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEnd:
+    """One member of a group has ended. `position` is the cursor to read on from.
+
+    `tenant` is empty if a program of an earlier version has written the end.
+    """
+
+    position: str
+    request_id: str
+    state: State
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupProgress:
+    """The part of a group in one shard: its requests by state, and their ends so far.
+
+    A request that was queued again after its end may have several ends.
+    """
+
+    counts: Mapping[State, int]
+    num_ends: int
+    last_end: GroupEnd | None
+
+
+class EndsCursor:
+    """The cursor of one reader of a group's ends in one shard.
+
+    Positions are times of Redis. A Redis that lost its last ends, and whose clock is behind, as a
+    replica's may be, writes the next ends before the cursor of a reader that has seen the lost
+    ones. So each read begins at the last end that was seen. If another one is there, the reader
+    starts from the beginning.
+    """
+
+    def __init__(self) -> None:
+        self._last: GroupEnd | None = None
+
+    @property
+    def position(self) -> str:
+        """The cursor to wait from for the next end."""
+        return self._last.position if self._last else FIRST_POSITION
+
+    @property
+    def overlap(self) -> str:
+        """The cursor to read on from, so that the last end that was seen is read again."""
+        return before(self.position)
+
+    def take(self, ends: Sequence[GroupEnd]) -> Sequence[GroupEnd] | None:
+        """The new ends among those read from `overlap` on; None if the reader must start again."""
+        if self._last is not None:
+            if not ends or ends[0] != self._last:
+                self._last = None
+                return None
+            ends = ends[1:]
+        if ends:
+            self._last = ends[-1]
+        return ends
+
+
+class Grouping(Shard):
+    """The side of a Broker for groups. Each shard has only its own part of a group."""
+
+    def group_counts(self, group: str) -> dict[State, int]:
+        """How many of the group's requests are in each state; empty if the group does not exist."""
+        return self.run(group_counts(self.keys, group))
+
+    def group_progress(self, group: str) -> GroupProgress:
+        """The counts of the group, how many ends it has had, and the last one."""
+        return self.run(group_progress(self.keys, group))
+
+    def open_members(self, group: str) -> list[str]:
+        """The ids of the group's requests that have not ended, sorted."""
+        return self.run(open_members(self.keys, group))
+
+    def num_open_members(self, group: str) -> int:
+        """How many of the group's requests have not ended."""
+        return self.run(num_open_members(self.keys, group))
+
+    def read_ends(
+        self, group: str, *, after: str = FIRST_POSITION, block_seconds: float | None = None
+    ) -> list[GroupEnd]:
+        """The ends after a cursor, in order; waits for one as `read_output` does."""
+        block = at_most(block_seconds, self._longest_block)
+        return self.run(read_ends(self.keys, group, after=after, block_seconds=block))
+
+    def cancel_many(self, request_ids: Sequence[str]) -> dict[str, State]:
+        """Cancels many requests in few round trips; the result has no unknown ones."""
+        return self.run(cancel_many(self.keys, request_ids))
+
+    def end_overdue(self, request_ids: Sequence[str]) -> dict[str, State]:
+        """Ends the requests that are overdue and held by no worker; returns the states of these.
+
+        A request is overdue if it is past its deadline, too long in the queue, or was cancelled and
+        its worker is dead. Every reader that waits for it may call this at any time.
+        """
+        return self.run(end_overdue(self.keys, request_ids))
+
+    def overdue(self, group: str) -> list[str]:
+        """The ids that a reader of a group should pass to `end_overdue`.
+
+        Members whose lease has expired, and all requests that have waited too long: these end at
+        once, so the next call does not return them again.
+        """
+        return self.run(overdue(self.keys, group))
+
+
+def group_counts(keys: Keys, group: str) -> Procedure[dict[State, int]]:
+    """See `Grouping.group_counts`."""
+    counts, _, _ = keys.of_group(group)
+    (fields,) = yield RoundTrip((command("hgetall", counts),))
+    return counts_of(fields)
+
+
+def group_progress(keys: Keys, group: str) -> Procedure[GroupProgress]:
+    """See `Grouping.group_progress`."""
+    counts, _, ends = keys.of_group(group)
+    reads = command("hgetall", counts), command("xlen", ends), command("xrevrange", ends, count=1)
+    fields, num_ends, newest = yield RoundTrip(reads)
+    last_end = next(iter(ends_in(newest)), None)
+    return GroupProgress(counts_of(fields), num_ends, last_end)
+
+
+def open_members(keys: Keys, group: str) -> Procedure[list[str]]:
+    """See `Grouping.open_members`."""
+    _, members, _ = keys.of_group(group)
+    (names,) = yield RoundTrip((command("smembers", members),))
+    return sorted(name.decode() for name in names)
+
+
+def num_open_members(keys: Keys, group: str) -> Procedure[int]:
+    """See `Grouping.num_open_members`."""
+    _, members, _ = keys.of_group(group)
+    (number,) = yield RoundTrip((command("scard", members),))
+    return int(number)
+
+
+def read_ends(
+    keys: Keys, group: str, *, after: str, block_seconds: float | None
+) -> Procedure[list[GroupEnd]]:
+    """See `Grouping.read_ends`."""
+    _, _, ends = keys.of_group(group)
+    (reply,) = yield read_streams(
+        {ends: after}, count=MAX_ENDS_PER_READ, block_seconds=block_seconds
+    )
+    return [end for _, entries in entries_by_stream(reply) for end in ends_in(entries)]
+
+
+def cancel_many(keys: Keys, request_ids: Sequence[str]) -> Procedure[dict[str, State]]:
+    """See `Grouping.cancel_many`."""
+    replies = yield Ask("cancel", [cancel_call(keys, request_id) for request_id in request_ids])
+    return _states_of(request_ids, replies)
+
+
+def end_overdue(keys: Keys, request_ids: Sequence[str]) -> Procedure[dict[str, State]]:
+    """See `Grouping.end_overdue`."""
+    replies = yield Ask("expire", [expire_call(keys, [request_id]) for request_id in request_ids])
+    # Each call is about one request, and its reply a list of one state.
+    states = [reply if isinstance(reply, QuireError) else reply[0] for reply in replies]
+    return _states_of(request_ids, states)
+
+
+def overdue(keys: Keys, group: str) -> Procedure[list[str]]:
+    """See `Grouping.overdue`."""
+    now = yield from now_ms()
+    longest = ((keys.wait, MAX_ITEMS_PER_CALL), (keys.lease, MAX_LEASES))
+    rows = yield RoundTrip(
+        tuple(
+            command("zrangebyscore", times, "-inf", now, start=0, num=most)
+            for times, most in longest
+        )
+    )
+    waiting, running = ([name.decode() for name in row if name.isascii()] for row in rows)
+    own = f"{group}{GROUP_SEPARATOR}"
+    return waiting + [name for name in running if name.startswith(own)]
+
+
+def before(position: str) -> str:
+    """The cursor of a read that begins with the end at this position."""
+    if position == FIRST_POSITION:
+        return position
+    time_ms, number = map(int, position.split("-"))
+    return f"{time_ms}-{number - 1}" if number else f"{time_ms - 1}-{_LAST_NUMBER}"
+
+
+def at_most(seconds: float | None, longest: float) -> float | None:
+    """For how many seconds a read may block; None does not wait."""
+    return None if seconds is None else min(seconds, longest)
+
+
+def counts_of(fields: Mapping[bytes, bytes]) -> dict[State, int]:
+    """Reads the counts of a group. ProtocolError."""
+    with reading("a count of the group"):
+        counts = {State(name.decode()): int(count) for name, count in fields.items()}
+    return {state: count for state, count in counts.items() if count}
+
+
+def ends_in(entries: Iterable[Any]) -> list[GroupEnd]:
+    """Reads entries of the ends of one group. ProtocolError."""
+    with reading("an end in the group"):
+        return [
+            GroupEnd(
+                entry_id.decode(),
+                fields[b"id"].decode(),
+                State(fields[b"state"].decode()),
+                fields.get(b"tenant", b"").decode(),
+            )
+            for entry_id, fields in entries
+        ]
+
+
+def _states_of(request_ids: Sequence[str], replies: Sequence[Any]) -> dict[str, State]:
+    """The states in the replies to a transition, without empty replies. Raises the first error."""
+    return {
+        request_id: State(reply.decode())
+        for request_id, reply in zip(request_ids, map(raise_if_error, replies), strict=True)
+        if reply
+    }

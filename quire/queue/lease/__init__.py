@@ -1,0 +1,1 @@
+"""How a claim is kept, given back, or taken over; and what moves by its time."""

@@ -1,0 +1,195 @@
+"""Puts together the calls of EXTEND and COMMIT and reads their replies; knows no connection.
+
+These are a worker's most frequent calls: they publish every token of every request. So what stays
+the same for a claim is put together once. The number of its tokens in the log and their hash are
+remembered as well: as long as Redis has the claim at the same place, EXTEND may add to the log;
+COMMIT does everything else. What is remembered decides nothing; it only says which to try first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from quire.errors import ProtocolError
+from quire.keys import Keys
+from quire.queue.values import Claim, CommitItem, CommitReply, CommitStatus
+from quire.transport.script_runner import Argument, ScriptCall
+from quire.wire.codec import pack_ids
+from quire.wire.history import BASES, PRIMES, hashes_of, parts_of
+from quire.wire.logprobs import pack_tokens
+
+#: The most claims remembered; then all are forgotten. No worker runs as many.
+MAX_CLAIMS = 8192
+
+#: The least number of items that are worth two calls instead of one.
+MIN_ITEMS_PARTED = 16
+
+#: What stands for the terminal state or activity of an item with neither, and for an unknown hash.
+NONE = "-"
+
+#: What EXTEND answers for an item that it has added.
+_ADDED = ord("+")
+
+_BASE_1, _BASE_2 = BASES
+_PRIME_1, _PRIME_2 = PRIMES
+
+#: Where a claim stands: the tokens in its log, their two hashes, and its place as Redis has it.
+_Standing = tuple[int, int, int, str]
+
+
+class _Course:
+    """What is known of one claim. `standing` is replaced whole: another thread may read it."""
+
+    __slots__ = ("before", "claim", "epoch", "fence", "keys", "log", "standing")
+
+    def __init__(self, keys: Keys, claim: Claim) -> None:
+        self.claim = claim
+        self.keys = keys.of_scripts(claim.request_id)
+        self.log = keys.output(claim.request_id)
+        self.epoch = claim.epoch
+        #: The end of the line of each of its items in COMMIT, and the beginning of its place.
+        self.fence = f"{claim.epoch} {claim.owner} {claim.request_id}\n"
+        self.before = f"epoch {claim.epoch} owner {claim.owner} tokens "
+        self.standing: _Standing | None = None
+
+
+class Extension(NamedTuple):
+    """A call of EXTEND: which items it is about, and where their claims stand when it succeeds."""
+
+    call: ScriptCall
+    numbers: list[int]
+    courses: list[_Course]
+    standings: list[_Standing]
+
+
+class CommitCalls:
+    """Makes the calls of one shard. Safe to share between threads."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+        self._of_workers = keys.of_workers
+        self._place_key = keys.log_positions
+        self._courses: dict[str, _Course] = {}
+
+    def extensions(self, items: Sequence[CommitItem]) -> Iterator[Extension]:
+        """The calls of extend.lua for the items that it may add; two calls for many items.
+
+        The second one is made while the server runs the first.
+        """
+        half = len(items) if len(items) < MIN_ITEMS_PARTED else len(items) // 2
+        for numbers in (range(half), range(half, len(items))):
+            extension = self._extension(items, numbers)
+            if extension.numbers:
+                yield extension
+
+    def _extension(self, items: Sequence[CommitItem], numbers: range) -> Extension:
+        names, ids, rows = [self._place_key], list[Argument](), list[Argument]()
+        chosen, courses, standings = list[int](), list[_Course](), list[_Standing]()
+        for number in numbers:
+            item = items[number]
+            course = self._course_of(item.claim)
+            standing, start = course.standing, item.start
+            if standing is None or standing[0] != start or item.completion or item.activity:
+                continue
+            _, first, second, place = standing
+            token_ids = item.token_ids
+            for token_id in token_ids:
+                first = (first * _BASE_1 + token_id + 1) % _PRIME_1
+                second = (second * _BASE_2 + token_id + 1) % _PRIME_2
+            finish, prefix = start + len(token_ids), f"{first}.{second}"
+            after = f"{course.before}{finish} hash {prefix}"
+            names.append(course.log)
+            ids.append(course.claim.request_id)
+            ends = _packed_ends(item.text_ends)
+            entry_id = f"{finish - 1}-{course.epoch}"
+            rows += place, after, start, entry_id, _packed_tokens(item), item.text, ends, prefix
+            chosen.append(number)
+            courses.append(course)
+            standings.append((finish, first, second, after))
+        return Extension(ScriptCall(names, ids + rows), chosen, courses, standings)
+
+    def extended(self, extension: Extension, reply: bytes) -> dict[int, CommitReply]:
+        """Reads the reply of extend.lua: the answers to the items that are added, by their number.
+
+        ProtocolError when it is about another number of items.
+        """
+        _check_number(len(reply), len(extension.numbers))
+        answers: dict[int, CommitReply] = {}
+        for answer, number, course, standing in zip(reply, *extension[1:], strict=True):
+            if answer == _ADDED:
+                course.standing = standing
+                answers[number] = _added(standing[0])
+        return answers
+
+    def commit(self, items: Iterable[CommitItem]) -> ScriptCall:
+        """For commit.lua."""
+        names, lines = list(self._of_workers), list[str]()
+        arguments, ends = list[Argument](), list[Argument]()
+        for item in items:
+            course = self._course_of(item.claim)
+            names += course.keys
+            ids, done, state = item.token_ids, item.completion, str(item.activity or NONE)
+            if done:
+                ends.append(done.encode())
+                state = str(done.state)
+            first, second = hashes_of(ids)
+            finish = item.start + len(ids)
+            fence = course.fence
+            if item.fingerprint:
+                fence = f"{fence[:-1]} {item.fingerprint}\n"
+            lines.append(f"{item.start} {finish} {first} {second} {state} {fence}")
+            arguments += _packed_tokens(item), item.text, _packed_ends(item.text_ends)
+        return ScriptCall(names, ("".join(lines), *arguments, *ends))
+
+    def committed(self, items: Sequence[CommitItem], reply: bytes) -> list[CommitReply]:
+        """Reads the reply of commit.lua. ProtocolError when it is about another number of items."""
+        lines = reply.decode().split("\n")
+        _check_number(len(lines), len(items))
+        return [self._committed(item, line) for item, line in zip(items, lines, strict=True)]
+
+    def _committed(self, item: CommitItem, line: str) -> CommitReply:
+        status, published, cancel, prefix = line.split()
+        reply = CommitReply(CommitStatus(status), int(published), cancel == "1")
+        if prefix == NONE or item.completion:
+            # The claim has ended, or what is known of it is wrong.
+            self._courses.pop(item.claim.owner, None)
+            return reply
+        if not item.token_ids and reply.status is CommitStatus.OK:
+            # It only told an activity: the script has left the log position as it was.
+            return reply
+        course = self._course_of(item.claim)
+        place = f"{course.before}{published} hash {prefix}"
+        course.standing = (reply.published, *parts_of(prefix), place)
+        return reply
+
+    def _course_of(self, claim: Claim) -> _Course:
+        # By owner: it is unique to a claim, and Python caches the hash of a string.
+        course = self._courses.get(claim.owner)
+        if course is None or (course.claim is not claim and course.claim != claim):
+            if len(self._courses) >= MAX_CLAIMS:
+                self._courses.clear()
+            course = self._courses[claim.owner] = _Course(self._keys, claim)
+        return course
+
+
+def _check_number(found: int, wanted: int) -> None:
+    if found != wanted:
+        raise ProtocolError(f"{found} answers to a commit of {wanted} items")
+
+
+@lru_cache(maxsize=4096)
+def _added(published: int) -> CommitReply:
+    return CommitReply(CommitStatus.OK, published, cancel_requested=False)
+
+
+def _packed_tokens(item: CommitItem) -> bytes:
+    if item.told_prompt or item.logprobs:
+        return pack_tokens(item.logprobs or item.token_ids, item.told_prompt)
+    return pack_ids(item.token_ids)
+
+
+@lru_cache(maxsize=4096)
+def _packed_ends(text_ends: tuple[int, ...]) -> bytes:
+    return pack_ids(text_ends) if text_ends else b""

@@ -1,0 +1,1 @@
+"""The order in which workers take what waits: policies, fairness, and turns of sessions."""

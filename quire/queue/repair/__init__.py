@@ -1,0 +1,1 @@
+"""What was lost or damaged: restored, ended, or kept as a dead letter."""

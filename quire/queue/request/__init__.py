@@ -1,0 +1,1 @@
+"""Lua that every script of a request begins with."""

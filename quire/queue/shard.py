@@ -1,0 +1,90 @@
+"""The base class of the sides of a Broker: one queue shard, and how to reach it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import redis
+
+from quire.keys import Keys
+from quire.queue import reading, scripts
+from quire.queue.submit.submitting import Ask
+from quire.transport.cluster.connection import for_key, owner_of
+from quire.transport.connection import Retrying, longest_block_of
+from quire.transport.durability import Durability
+from quire.transport.patience import OUTAGE_RETRIES
+from quire.transport.procedure import Command, Procedure, RoundTrip, run, send
+from quire.transport.script_runner import Argument, ScriptRunner
+
+_Result = TypeVar("_Result")
+
+
+class Shard:
+    """The base class of the sides of a Broker.
+
+    `settings` are the first arguments of every transition. `sources` replaces the source of a
+    transition: tests use it to break one on purpose.
+    """
+
+    def __init__(
+        self,
+        connection: redis.Redis,
+        keys: Keys,
+        *,
+        settings: Sequence[Argument],
+        lease_seconds: float,
+        retry_seconds: float,
+        durable: bool,
+        sources: Mapping[str, str] | None = None,
+    ) -> None:
+        self.keys = keys
+        self.lease_seconds = lease_seconds
+        #: For how long a wait without a timeout continues while Redis does not answer.
+        self.outage_seconds = OUTAGE_RETRIES * retry_seconds
+        #: Reaches the node of this shard; for reads that no method has.
+        self.connection = connection = for_key(connection, keys.prefix)
+        self._longest_block = longest_block_of(connection)
+        self._retrying = Retrying(retry_seconds, connection)
+        replaced = sources or {}
+        self._scripts = ScriptRunner(
+            connection,
+            settings,
+            load=lambda name: replaced.get(name) or scripts.load_source(name),
+            retrying=self._retrying,
+        )
+        self._durability = (
+            Durability(connection, keys, longest_seconds=self._longest_block) if durable else None
+        )
+
+    @property
+    def node(self) -> str:
+        """`host:port` of the node of a cluster that owns this shard, as far as known.
+
+        Empty for a single server, however it is reached.
+        """
+        return owner_of(self.connection)
+
+    def now_ms(self) -> int:
+        """The broker's clock, in unix milliseconds. Deadlines are times on this clock."""
+        return self.run(reading.now_ms())
+
+    def run(self, procedure: Procedure[_Result]) -> _Result:
+        """Runs a procedure on this shard: each step is one round trip, repeated while Redis fails.
+
+        BrokerUnavailable, and the errors of the procedure.
+        """
+        return run(procedure, self._do)
+
+    def _do(self, step: Ask | RoundTrip) -> list[Any]:
+        if isinstance(step, RoundTrip):
+            once = partial(send, self.connection, step)
+            return self._retrying(once, wait_seconds=step.wait_seconds)
+        durability = self._durability if step.must_be_durable else None
+        return self._scripts.run_many(step.transition, step.calls, durability=durability)
+
+    def _read(self, *commands: Command) -> Any:
+        """The reply to one command, or the replies to several that are sent together."""
+        replies = self._do(RoundTrip(commands))
+        return replies if len(commands) > 1 else replies[0]

@@ -1,0 +1,1 @@
+"""SUBMIT, CANCEL and DISCARD: what a producer does with a request."""

@@ -1,0 +1,1 @@
+"""What a queue looks like from outside. Changes nothing."""

@@ -1,0 +1,1 @@
+"""The registry of workers, and why no worker takes a request."""

@@ -1,1 +1,0 @@
-"""The protocol's transitions as values, arguments and replies. Knows no connection."""
