@@ -54,7 +54,7 @@ def test_of_many_choices_only_one_prompt_is_decoded_ahead_of_the_caller(fake, mo
             for handle in handles:
                 await handle.result()
             decoded_before = decoded
-            answer = answers.LineAnswer(client, call.record, closing=asyncio.Event())
+            answer = answers.Answer(client, call.record, closing=asyncio.Event())
             async for _, items in answer.updates(idle_seconds=9.0):
                 for _ in range(100):
                     await asyncio.sleep(0)

@@ -14,6 +14,7 @@ from service.worker.settings.config import EMBEDDED_MODEL
 from tests.service.builders import (
     CHECKOUT,
     LEASE_SECONDS,
+    PATIENCE_SECONDS,
     REAL_WORKER,
     SLOW_WORKER,
     Queue,
@@ -293,8 +294,9 @@ def test_the_real_worker_with_a_real_model_survives_a_kill_with_the_very_same_ou
             assert first.wait() == -signal.SIGKILL
         assert 10 <= queue.published(handle.request_id) < 900
         with real_worker(queue, model_folder) as second:
-            interrupted = handle.result(timeout=60)
-            whole = client.submit("12+34=", sampling=sampling).result(timeout=60)
+            interrupted = handle.result(timeout=PATIENCE_SECONDS)
+            again = client.submit("12+34=", sampling=sampling)
+            whole = again.result(timeout=PATIENCE_SECONDS)
             second.signal(signal.SIGTERM)
             assert second.wait() == 0
         assert len(second.log) == len(second.raw_log), "the log holds more than its events"
