@@ -12,6 +12,7 @@ from engine.errors import ModelRefused
 from engine.vllm.adapters import CheckedAdapters, check_adapters
 from engine.vllm.arguments import engine_args
 from engine.vllm.backend import Backend
+from engine.vllm.invariance import refuse_if_batch_variant
 
 #: What vLLM reads from the environment, and what the engine needs: the scheduler in this process,
 #: the runner that calls logits processors with a row for each request, and ranks that do not
@@ -61,6 +62,8 @@ class VllmLimits:
     kv_cache_memory_bytes: int | None = None
     enable_prefix_caching: bool = True
     max_model_len: int | None = None
+    #: vLLM's batch-invariant mode, checked at the start.
+    deterministic: bool = False
 
 
 def load_vllm(
@@ -81,9 +84,8 @@ def load_vllm(
     folder = Path(path)
     if not (folder / "config.json").is_file():
         raise ModelRefused(f"engine vllm serves folders of models; {path} has no config.json")
-    os.environ.update(_ENVIRONMENT)
     try:
-        from vllm.platforms import current_platform
+        is_cpu = _prepare_environment(limits)
         from vllm.v1.engine.llm_engine import LLMEngine
 
         from engine.model.wide.loader import eos_token_ids_in
@@ -91,7 +93,6 @@ def load_vllm(
         from engine.vllm.processor import EOS_KEY
     except ModuleNotFoundError as error:
         raise ModelRefused(f"engine vllm: the module {error.name} is missing") from error
-    is_cpu = current_platform.is_cpu()
     seqs = limits.max_num_seqs or NUM_SEQS["cpu" if is_cpu else "cuda"]
     limits = replace(limits, max_num_seqs=seqs)
     checked = check_adapters(folder, adapters or {}, for_none=is_cpu)
@@ -105,9 +106,30 @@ def load_vllm(
             size = config.model_config.get_vocab_size()
             backend = VllmBackend(llm, vocab_size=size, adapters=folders)
         backend.warm_up()
+        facts = _facts(folder, config, backend, eos, checked, limits)
+        if limits.deterministic:
+            refuse_if_batch_variant(
+                backend,
+                vocab_size=size,
+                max_num_seqs=facts.max_num_seqs,
+                max_model_len=facts.max_model_len,
+            )
     except Exception as error:
         raise ModelRefused(f"vLLM cannot serve {path}: {_first_line(error)}") from error
-    return _facts(folder, config, backend, eos, checked)
+    return facts
+
+
+def _prepare_environment(limits: VllmLimits) -> bool:
+    """Set what vLLM reads when it is imported; return whether it computes on a CPU."""
+    os.environ.update(_ENVIRONMENT)
+    from vllm.platforms import current_platform
+
+    is_cpu: bool = current_platform.is_cpu()
+    if limits.deterministic:
+        if is_cpu:
+            raise ModelRefused("deterministic: vLLM has no batch-invariant mode on a CPU")
+        os.environ["VLLM_BATCH_INVARIANT"] = "1"
+    return is_cpu
 
 
 def _arguments(
@@ -149,7 +171,12 @@ def _arguments(
 
 
 def _facts(
-    folder: Path, config: Any, backend: Backend, eos: frozenset[int], adapters: CheckedAdapters
+    folder: Path,
+    config: Any,
+    backend: Backend,
+    eos: frozenset[int],
+    adapters: CheckedAdapters,
+    limits: VllmLimits,
 ) -> VllmFacts:
     """What the loaded engine has resolved."""
     import vllm
@@ -160,9 +187,8 @@ def _facts(
     version, dtype = f"vllm-{vllm.__version__}", str(model.dtype).removeprefix("torch.")
     sizes = f"tp{parallel.tensor_parallel_size}-pp{parallel.pipeline_parallel_size}"
     digest: hashlib._Hash = content_of_folder(folder)
-    digest.update(
-        f"{version} {dtype} {model.quantization} {cache.cache_dtype} {_processor()}".encode()
-    )
+    kernels = f"{_processor()}{' batch-invariant' if limits.deterministic else ''}"
+    digest.update(f"{version} {dtype} {model.quantization} {cache.cache_dtype} {kernels}".encode())
     return VllmFacts(
         backend=backend,
         vocab_size=model.get_vocab_size(),

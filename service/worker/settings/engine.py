@@ -87,7 +87,7 @@ class EngineSettings(ProcessSettings):
         "Model",
         "A token's logits do not depend on the other requests in the batch; they are equal bit by "
         "bit. Checked at start with the model's own shapes; if the check fails, the worker does "
-        "not start.",
+        "not start. With `engine` vllm it is vLLM's batch-invariant mode, on GPUs only.",
         default=False,
     )
     async_scheduling: bool = setting(

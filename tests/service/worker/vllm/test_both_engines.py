@@ -5,16 +5,19 @@ Needs vLLM, which has an environment of its own: `make test-vllm`.
 
 import re
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engine.engine import Engine
 from engine.errors import DeviceFailed, ModelRefused
 from engine.request import FinishReason, Priority, Request, RequestState
 from engine.sampling_params import SamplingParams
+from engine.vllm.invariance import refuse_if_batch_variant
 from quire.wire.constraints import Constraint
 from service.worker.model.served import ServedModel, load_model
 from service.worker.settings.config import EMBEDDED_MODEL, Settings
@@ -303,3 +306,27 @@ class Slow:
 
 def test_the_native_engine_here_is_the_native_one(native_model):
     assert isinstance(native_model.engine, Engine)
+
+
+def test_deterministic_is_refused_where_vllm_has_no_batch_invariant_mode():
+    with pytest.raises(ModelRefused, match="deterministic: vLLM has no batch-invariant mode"):
+        load_model(Settings(engine="vllm", deterministic=True))
+
+
+@pytest.mark.parametrize("is_invariant", [True, False])
+def test_the_check_of_deterministic_compares_what_vllm_computes(
+    vllm_model, monkeypatch, is_invariant
+):
+    """No two sums are promised to be equal on a CPU, so the logits are replaced."""
+    backend, size = vllm_model.engine._backend, vllm_model.engine.config.vocab_size
+
+    def logits(states: torch.Tensor) -> torch.Tensor:
+        rounding = 0.0 if is_invariant else 1e-6 * len(states)
+        return torch.linspace(0.0, 1.0 + rounding, size).repeat(len(states), 1)
+
+    model = backend._llm.model_executor.driver_worker.worker.model_runner.model
+    monkeypatch.setattr(model, "compute_logits", logits)
+    refusal = nullcontext() if is_invariant else pytest.raises(ModelRefused, match="its batch")
+    with refusal:
+        refuse_if_batch_variant(backend, vocab_size=size, max_num_seqs=16, max_model_len=512)
+    assert vllm_model.engine.violations() == []
