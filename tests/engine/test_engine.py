@@ -5,7 +5,7 @@ import pytest
 from engine.ending import MAX_STALE_DEADLINES
 from engine.errors import DeviceFailed, DuplicateRequest, RequestRejected
 from engine.fake_runner import Script
-from engine.request import FinishReason, Priority
+from engine.request import FinishReason
 from tests.engine.builders import EOS, Machine, expected_tokens, make_config, make_request
 
 
@@ -347,6 +347,19 @@ def test_waiting_prefill_and_decode_add_up_to_the_whole_and_freeze_at_the_end():
     assert waiting + prefill + decode == times.finished - times.arrival
 
 
+def test_a_step_is_prefill_decode_or_mixed_by_what_it_computes():
+    machine = Machine(make_config())
+    machine.add(make_request("first", prompt=3, max_tokens=3))
+    seen = []
+    for _ in range(3):
+        machine.step()
+        step = machine.engine.snapshot().last_step
+        seen.append((step.kind, step.num_prefill_tokens, step.num_decode_tokens, step.num_tokens))
+        if len(seen) == 1:
+            machine.add(make_request("second", prompt=5, max_tokens=4))
+    assert seen == [("prefill", 3, 0, 3), ("mixed", 5, 1, 6), ("decode", 0, 2, 2)]
+
+
 def test_the_snapshot_counts_what_a_known_run_did():
     machine = Machine(make_config(num_blocks=4, preemption_mode="recompute"))
     machine.add(
@@ -367,20 +380,6 @@ def test_a_prefix_hit_is_counted_and_computes_less():
         machine.run()
     assert machine.engine.snapshot().cached_prompt_tokens == 12
     assert machine.tokens("a") == machine.tokens("b")
-
-
-def test_high_priority_runs_while_a_low_one_is_preempted_and_both_end_right():
-    machine = Machine(make_config(max_num_seqs=1))
-    low = make_request("low", max_tokens=9, priority=Priority.LOW)
-    machine.add(low)
-    machine.step()
-    high = make_request("high", max_tokens=3, priority=Priority.CRITICAL, arrival=1.0)
-    machine.add(high)
-    machine.run()
-    ended = [o.request_id for o in machine.outputs if o.finish_reason]
-    assert ended == ["high", "low"]
-    assert machine.tokens("low") == expected_tokens(low)
-    assert machine.tokens("high") == expected_tokens(high)
 
 
 def test_why_a_step_failed_is_said_even_where_no_row_fails_alone(caplog):

@@ -4,7 +4,13 @@ from itertools import combinations_with_replacement
 
 import pytest
 
+from engine.request import Priority
 from tests.engine.builders import make_request
+
+
+def test_the_four_priorities_are_ordered_and_normal_is_the_default():
+    assert Priority.LOW < Priority.NORMAL < Priority.HIGH < Priority.CRITICAL
+    assert make_request().priority is Priority.NORMAL
 
 
 @pytest.mark.parametrize("output", [(), (4, 5, 6)])

@@ -181,16 +181,16 @@ def test_no_row_is_missing_and_none_comes_twice():
         assert len({row.item for row in rows}) == len(rows)
 
 
-def test_every_bug_has_a_test_with_its_number():
+def test_every_bug_has_a_test_and_every_test_with_its_number_is_named():
     rows = tables(OVERVIEW)["Their bugs"]
     assert [bug for bug, _, _ in rows] == BUGS
     named = {bug: named_tests(tests) for bug, _, tests in rows}
     assert set().union(*named.values()) <= known_tests()
     for bug, tests in named.items():
-        of_it = [
+        of_it = {
             name for name in known_tests() if bug.lower() in name.rpartition("::")[2].split("_")
-        ]
-        assert tests == sorted(of_it) != [], bug
+        }
+        assert tests == sorted(tests) != [] and of_it <= {*tests}, bug
 
 
 def test_every_invariant_has_a_test():

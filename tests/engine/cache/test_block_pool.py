@@ -16,6 +16,13 @@ def test_every_block_is_in_exactly_one_place():
     assert pool.violations() == []
 
 
+def test_a_pool_hands_out_what_it_has_and_no_more():
+    pool = BlockPool(4)
+    pool.allocate(4)
+    with pytest.raises(AssertionError):
+        pool.allocate(1)
+
+
 def test_blank_blocks_are_used_before_cached_content_is_evicted():
     pool = BlockPool(2)
     (kept,) = pool.allocate(1)

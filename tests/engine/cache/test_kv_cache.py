@@ -128,17 +128,6 @@ def test_a_block_that_was_planned_but_not_computed_is_never_shared():
     assert cache.admit(make_request("b", prompt=[*prompt, 9])) == 0
 
 
-def test_different_salts_never_share():
-    cache = make_cache()
-    prompt = list(range(1, 9))
-    first = make_request("a", prompt=prompt)
-    cache.admit(first)
-    computed(cache, first, 8)
-    stranger = make_request("b", prompt=[*prompt, 9])
-    stranger.cache_salt = "tenant"
-    assert cache.admit(stranger) == 0
-
-
 def test_different_adapters_never_share_and_the_same_one_does():
     cache = make_cache(num_blocks=64)
     prompt = list(range(1, 9))
@@ -151,14 +140,21 @@ def test_different_adapters_never_share_and_the_same_one_does():
         assert cache.admit(make_request(f"second-{name}", prompt=[*prompt, 9], adapter=name)) == 8
 
 
-def test_a_salt_and_an_adapter_share_nothing_with_the_pair_that_reads_the_same():
+def test_a_salt_and_an_adapter_share_nothing_with_others_nor_with_the_pair_that_reads_the_same():
     cache = make_cache(num_blocks=64)
     prompt = list(range(1, 9))
     first = make_request("a", prompt=prompt, adapter="b")
     first.cache_salt = "tenant"
     cache.admit(first)
     computed(cache, first, 8)
-    for salt, adapter in (("tenantb", None), ("", "tenantb"), ("tenan", "tb"), ("b", "tenant")):
+    others = (
+        ("tenant", None),
+        ("tenantb", None),
+        ("", "tenantb"),
+        ("tenan", "tb"),
+        ("b", "tenant"),
+    )
+    for salt, adapter in others:
         stranger = make_request(f"{salt}-{adapter}", prompt=[*prompt, 9], adapter=adapter)
         stranger.cache_salt = salt
         assert cache.admit(stranger) == 0
@@ -205,6 +201,42 @@ def test_swap_moves_exactly_the_computed_blocks_and_back():
     assert [copy.source for copy in back] == [copy.destination for copy in out]
     assert [copy.destination for copy in back] == list(cache.block_ids("r"))
     assert cache.num_promised == 1
+
+
+def swapped_out(cache: KVCache):
+    request = make_request(prompt=9)
+    cache.admit(request)
+    computed(cache, request, 8)
+    cache.swap_out(request)
+    return request
+
+
+def test_b15_a_swapped_request_cannot_be_swapped_out_again():
+    cache = make_cache()
+    request = swapped_out(cache)
+    with pytest.raises(AssertionError):
+        cache.swap_out(request)
+
+
+def test_b16_admitting_an_id_twice_is_refused():
+    cache = make_cache()
+    request = make_request()
+    cache.admit(request)
+    with pytest.raises(AssertionError):
+        cache.admit(request)
+
+
+def test_b19_a_swap_in_that_does_not_fit_loses_nothing():
+    cache = make_cache(num_blocks=3)
+    request = swapped_out(cache)
+    other = make_request("other", prompt=8)
+    cache.admit(other)
+    cache.grow("other", 8)
+    assert next(cache.lacking_blocks(request)) > 0
+    assert cache.is_swapped("r")
+    assert cache.host_pool.num_owned == 2
+    cache.free("other")
+    assert len(cache.swap_in(request)) == 2
 
 
 def test_host_blocks_are_not_reused_before_the_step_has_read_them():

@@ -44,16 +44,6 @@ def test_decodes_come_first_and_a_long_prompt_takes_what_is_left():
     ]
 
 
-def test_a_request_joins_while_another_one_runs():
-    machine = Machine(make_config())
-    machine.add(make_request("a", prompt=5, max_tokens=4))
-    machine.step()
-    machine.add(make_request("b", prompt=1, max_tokens=2))
-    machine.step()
-    assert machine.batches[-1].num_tokens == 2
-    assert [row.request_id for row in machine.batches[-1].rows] == ["a", "b"]
-
-
 def test_a_threshold_bounds_the_chunk_of_one_request_so_that_prompts_share_a_step():
     machine = Machine(make_config(max_num_batched_tokens=8, long_prefill_token_threshold=4))
     machine.add(make_request("a", prompt=12), make_request("b", prompt=12))
@@ -143,26 +133,6 @@ def test_auto_swaps_where_copies_take_less_time_than_the_steps_of_prefill_took()
             times = iter(start + tick / 8 for tick in range(100))
             machine.outputs += machine.engine.step(lambda times=times: next(times))
         assert machine.engine.snapshot().preemptions_swap == swaps
-
-
-def test_a_waiting_request_preempts_a_strictly_worse_class_for_a_slot():
-    machine = Machine(make_config(max_num_seqs=1))
-    machine.add(make_request("low", max_tokens=8, priority=Priority.LOW))
-    machine.step()
-    machine.add(make_request("high", max_tokens=2, priority=Priority.HIGH, arrival=1.0))
-    machine.step()
-    assert [row.request_id for row in machine.batches[-1].rows] == ["high"]
-    machine.run()
-    assert machine.engine.snapshot().preemptions_recompute == 1
-
-
-def test_a_waiting_request_preempts_a_strictly_worse_class_for_blocks():
-    machine = Machine(make_config(num_blocks=4))
-    machine.add(make_request("low", prompt=12, max_tokens=3, priority=Priority.LOW))
-    machine.step()
-    machine.add(make_request("high", prompt=8, max_tokens=2, priority=Priority.HIGH, arrival=1.0))
-    machine.step()
-    assert [row.request_id for row in machine.batches[-1].rows] == ["high"]
 
 
 def test_equal_classes_never_preempt_each_other_for_admission():

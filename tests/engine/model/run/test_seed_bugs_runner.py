@@ -9,13 +9,8 @@ from engine.batch import BlockCopy
 from engine.errors import ModelRefused
 from engine.model.causal_model import Chooser
 from engine.model.run import model_runner
-from tests.engine.model.builders import generate, make_prompt, make_request, make_row, make_runner
+from tests.engine.model.builders import make_prompt, make_row, make_runner
 from tests.engine.model.builders import run_rows as run
-
-
-def test_b07_the_first_token_comes_from_the_last_logits_of_the_prompt(runner_of, oracle):
-    runner, prompt = runner_of("llama"), make_prompt(9)
-    assert run(runner, make_row(prompt))["r"] == oracle.greedy(tuple(prompt), 1)[0]
 
 
 def test_b20_the_pool_backs_exactly_the_tokens_it_promises(model_folder):
@@ -24,15 +19,6 @@ def test_b20_the_pool_backs_exactly_the_tokens_it_promises(model_folder):
     assert facts.num_blocks * facts.block_size == cache.shape[0] * cache.shape[2]
     with pytest.raises(ModelRefused, match="one block takes"):
         make_runner(model_folder("llama"), num_blocks=None, kv_cache_memory_bytes=100)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_b21_the_size_of_a_block_is_that_of_the_real_tensors_of_every_layer(model_folder, dtype):
-    pool = make_runner(model_folder("llama"), dtype=dtype).kv_pool
-    itemsize = {"float32": 4, "bfloat16": 2}[dtype]
-    kv_heads, head_dim, layers, block_size = 2, 16, 2, 4
-    assert pool.bytes_per_block == 2 * kv_heads * head_dim * block_size * layers * itemsize
-    assert pool.nbytes == pool.num_blocks * pool.bytes_per_block
 
 
 def test_b22_a_swap_moves_bits_and_no_numbers(runner_of):
@@ -75,23 +61,3 @@ def test_b35_a_batch_is_one_forward_pass_and_no_text(runner_of, monkeypatch):
     run(runner, *rows)
     assert len(passes) == 1
     assert ".decode(" not in inspect.getsource(model_runner)
-
-
-def test_b64_sampling_parameters_count_in_a_batch_as_they_do_alone(runner_of):
-    requests = [
-        {"temperature": 0.0},
-        {"temperature": 1.5, "top_k": 5, "seed": 1},
-        {"temperature": 0.7, "top_p": 0.8, "seed": 2, "repetition_penalty": 1.3},
-        {"temperature": 2.0, "min_p": 0.05, "seed": 3, "presence_penalty": 0.5},
-    ]
-
-    def tokens(*numbers: int) -> dict[str, list[int]]:
-        wave = [
-            make_request(str(n), make_prompt(6 + n, salt=n), max_tokens=20, **requests[n])
-            for n in numbers
-        ]
-        return generate(runner_of("llama"), wave).tokens
-
-    together = tokens(*range(4))
-    for number in range(4):
-        assert tokens(number)[str(number)] == together[str(number)]
