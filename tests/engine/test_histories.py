@@ -319,7 +319,7 @@ turns = st.lists(
 plans = st.lists(st.tuples(st.integers(0, 4), wishes, turns), min_size=2, max_size=10)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     sizes=st.tuples(configs, configs),
     block_size=st.tuples(st.sampled_from([4, 1, 3, 5]), st.sampled_from([4, 2, 5])),

@@ -1,7 +1,7 @@
 """Builders of the model room's tests: tiny random models, rows, and engines over them."""
 
 import functools
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -202,6 +202,13 @@ def make_prompt(length: int, *, salt: int = 0) -> list[int]:
     ]
 
 
+#: Shorter than, as long as and longer than blocks, windows and chunks.
+PROMPTS = [make_prompt(length, salt=salt) for salt, length in enumerate((3, 17, 40, 29))]
+NUM_TOKENS = 12
+#: Too few blocks for all prompts at once, enough for each alone (a block holds four tokens).
+SCARCE = {"num_blocks": 20, "enable_prefix_caching": False}
+
+
 def poison(runner: ModelRunner) -> None:
     """Fill the whole pool with NaN: whatever is read without having been written shows."""
     for layer in range(len(runner.model.layer_shapes)):
@@ -280,6 +287,41 @@ def generate(
     return Generated(tokens, engine.snapshot(), logprobs, prompt_logprobs)
 
 
+def requests_of(
+    prompts: Sequence[Sequence[int]] = PROMPTS,
+    *,
+    published: Mapping[str, Sequence[int]] | None = None,
+    **sampling,
+) -> list[Request]:
+    """A request for each prompt, named by its number; each goes on behind what is published."""
+    outputs = published or {}
+    return [
+        make_request(
+            str(index),
+            prompt,
+            output=outputs.get(str(index), ()),
+            **({"max_tokens": NUM_TOKENS} | sampling),
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+def check_generated(
+    runner: ModelRunner,
+    expected: Mapping[str, Sequence[int]],
+    prompts: Sequence[Sequence[int]] = PROMPTS,
+) -> None:
+    """In chunks, preempted in both ways and resumed, each prompt gets its expected tokens."""
+    assert generate(runner, requests_of(prompts), max_num_batched_tokens=7).tokens == expected
+    for mode in ("recompute", "swap"):
+        preempted = generate(runner, requests_of(prompts), preemption_mode=mode, **SCARCE)
+        assert getattr(preempted.snapshot, f"preemptions_{mode}") > 0
+        assert preempted.tokens == expected
+    published = {name: tokens[:5] for name, tokens in expected.items()}
+    resumed = generate(runner, requests_of(prompts, published=published)).tokens
+    assert resumed == {name: tokens[5:] for name, tokens in expected.items()}
+
+
 class Seer(PromptLookup):
     """Guesses what came in another run, and something else at the places `wrong`."""
 
@@ -320,6 +362,15 @@ class Oracle:
         """[tokens, vocabulary], of what comes after each of them."""
         logits: torch.Tensor = self._model(torch.tensor([list(token_ids)])).logits[0]
         return logits.float()
+
+    def alone(self, prompts: Sequence[Sequence[int]] = PROMPTS) -> dict[str, list[int]]:
+        """The continuation of each prompt; no two are alike, so that equality says something."""
+        found = {
+            str(index): self.greedy(tuple(prompt), NUM_TOKENS)
+            for index, prompt in enumerate(prompts)
+        }
+        assert len({tuple(tokens) for tokens in found.values()}) == len(found)
+        return found
 
     def _greedy(self, prompt: tuple[int, ...], num_tokens: int) -> list[int]:
         """The continuation; refuses to be an oracle where two tokens are nearly as likely."""

@@ -100,7 +100,7 @@ def play(machine: Machine, plan: Sequence[tuple], **sampling) -> dict[str, tuple
     return requests
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     config=configs,
     plan=st.lists(arrivals(), min_size=1, max_size=10),
@@ -190,7 +190,7 @@ def seen(batch: Batch) -> tuple:
     return rows, batch.swap_out, batch.swap_in
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(
     config=configs,
     ahead=st.booleans(),

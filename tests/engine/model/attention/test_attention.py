@@ -124,9 +124,7 @@ def backend(request):
     return BACKENDS[request.param]()
 
 
-@pytest.mark.parametrize(
-    "rows", [DECODES, PREFILLS, CHUNKS, MIXED], ids=["decodes", "prefills", "chunks", "mixed"]
-)
+@pytest.mark.parametrize("rows", [DECODES, MIXED], ids=["decodes", "mixed"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -149,18 +147,19 @@ def test_every_token_attends_to_its_own_past_through_the_block_table(backend, ro
 
 
 @pytest.mark.parametrize(
-    "shape",
+    ("shape", "option"),
     [
-        {"heads": 4, "kv_heads": 4},
-        {"heads": 6, "kv_heads": 1},
-        {"heads": 6, "kv_heads": 3, "key_dim": 24, "value_dim": 8},
-        {"block_size": 1},
-        {"block_size": 3},
-        {"block_size": 64},
+        ({"heads": 4, "kv_heads": 4}, "none"),
+        ({"heads": 6, "kv_heads": 1}, "sinks"),
+        ({"heads": 6, "kv_heads": 1}, "softcap"),
+        ({"heads": 6, "kv_heads": 3, "key_dim": 24, "value_dim": 8}, "none"),
+        ({"heads": 6, "kv_heads": 3, "key_dim": 24, "value_dim": 8}, "sinks"),
+        ({"block_size": 1}, "softcap"),
+        ({"block_size": 3}, "sinks"),
+        ({"block_size": 64}, "none"),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("option", ["none", "softcap", "sinks"])
 def test_heads_widths_and_block_sizes_of_every_kind(backend, shape, option):
     scene = make_scene(MIXED, **shape)
     sinks = torch.linspace(-2, 3, scene.query.shape[1])
@@ -180,7 +179,7 @@ def test_scores_that_are_computed_in_parts_are_the_same(backend, options, most, 
     )
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_random_steps_agree_with_dense_attention(backend, seed):
     random = np.random.default_rng(seed)
     rows = []

@@ -69,8 +69,16 @@ def both_ways(native: NativeDecoder, step: HostStep, dtype: str) -> tuple[list[i
     return chosen.tolist(), draws.tokens.tolist()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", ["llama, odd sizes", "granite", "qwen2", "gemma2"])
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [
+        ("llama, odd sizes", "float32"),
+        ("llama, odd sizes", "bfloat16"),
+        ("granite", "float32"),
+        ("qwen2", "bfloat16"),
+        ("gemma2", "float32"),
+    ],
+)
 def test_the_token_chosen_is_the_first_of_the_largest_logits(family, dtype, threads):
     native = shared_forms(FAMILIES[family], dtype=dtype).native
     for num_rows in NUM_ROWS:
@@ -94,8 +102,19 @@ def test_of_equal_logits_the_first_is_chosen_and_none_that_stands_for_no_token(
         assert max(chosen) < 21
 
 
-@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("places", [slice(0, 1), slice(100, 101), slice(None)], ids=str)
+@pytest.mark.parametrize(
+    ("wrong", "places", "threads"),
+    [
+        (torch.nan, slice(0, 1), 1),
+        (torch.nan, slice(100, 101), 2),
+        (torch.inf, slice(100, 101), 3),
+        (torch.inf, slice(None), 1),
+        (-torch.inf, slice(None), 2),
+        (-torch.inf, slice(0, 1), 3),
+    ],
+    indirect=["threads"],
+    ids=str,
+)
 def test_a_row_without_a_finite_best_logit_has_no_token(wrong, places, threads, tmp_path):
     torch.manual_seed(5)
     head = torch.randn(211, FAMILIES["llama, tied"].hidden_size)

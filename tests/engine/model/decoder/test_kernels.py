@@ -1,12 +1,13 @@
 """The compiled kernels: what they promise beyond the right logits."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from transformers import PreTrainedConfig
 
 from engine.model.attention.reference import ReferenceAttention
 from engine.model.decoder.decoder_config import NotSupported
@@ -17,8 +18,9 @@ from engine.model.kernels.build import FETCH_LEVELS, VARIANTS, best_variant
 from engine.model.kernels.packing import interleave, pack
 from engine.model.step import compute_logits, lay_out
 from tests.engine.model.builders import _GROUPED, make_prompt, make_row, make_runner, save_model
-from tests.engine.model.decoders import FAMILIES, forms_of, run_steps, shared_forms
+from tests.engine.model.decoders import FAMILIES, Forms, forms_of, run_steps, shared_forms
 
+DTYPES = (torch.float32, torch.bfloat16)
 #: Beyond a span of 256 keys, so that spans are folded.
 LONG = make_prompt(600, salt=1)
 PROMPTS = [LONG, make_prompt(40, salt=2), make_prompt(7, salt=3)]
@@ -56,16 +58,38 @@ LONG_CONFIGS = {
 }
 
 
-@pytest.fixture(scope="module", params=LONG_CONFIGS)
-def long_config(request):
-    return LONG_CONFIGS[request.param]
+#: Each configuration with each number of threads; of all other values each pair comes, too.
+CASES = [
+    (name, threads, DTYPES[(place + threads) % 2], (16, 24, 48)[(place + threads) % 3])
+    for place, name in enumerate(LONG_CONFIGS)
+    for threads in (1, 2, 3)
+]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_token_s_logits_are_the_same_alone_batched_and_chunked_bit_for_bit(
-    dtype, long_config, threads
-):
-    native = shared_forms(long_config, dtype=str(dtype).removeprefix("torch.")).native
+@dataclass(frozen=True)
+class Case:
+    """A model, and how it is computed."""
+
+    config: PreTrainedConfig
+    dtype: torch.dtype
+    block_size: int
+
+    @property
+    def forms(self) -> Forms:
+        return shared_forms(self.config, dtype=str(self.dtype).removeprefix("torch."))
+
+
+@pytest.fixture(params=CASES, ids=str)
+def case(request):
+    name, threads, dtype, block_size = request.param
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    yield Case(LONG_CONFIGS[name], dtype, block_size)
+    torch.set_num_threads(before)
+
+
+def test_a_token_s_logits_are_the_same_alone_batched_and_chunked_bit_for_bit(case):
+    native, dtype = case.forms.native, case.dtype
     alone = run_steps(native, PROMPTS, ALONE, dtype=dtype)
     together = run_steps(native, PROMPTS, [[600, 40, 7]], dtype=dtype)
     chunked = run_steps(native, PROMPTS, CHUNKED, dtype=dtype)
@@ -74,7 +98,7 @@ def test_a_token_s_logits_are_the_same_alone_batched_and_chunked_bit_for_bit(
         assert torch.equal(first, third)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [80, 300])
 def test_where_a_chunk_begins_moves_no_bit_of_tokens_that_see_a_window(dtype, window):
     """The keys of a unit begin near the window of its first token, and that is the chunk's."""
@@ -87,9 +111,8 @@ def test_where_a_chunk_begins_moves_no_bit_of_tokens_that_see_a_window(dtype, wi
         assert torch.equal(found, whole)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_logits_of_some_tokens_are_those_of_all_bit_for_bit(dtype, long_config, threads):
-    native = shared_forms(long_config, dtype=str(dtype).removeprefix("torch.")).native
+def test_the_logits_of_some_tokens_are_those_of_all_bit_for_bit(case):
+    native, dtype = case.forms.native, case.dtype
     rows = [
         make_row(prompt, request_id=str(index), block_ids=range(40 * index, 40 * index + 40))
         for index, prompt in enumerate(PROMPTS)
@@ -107,12 +130,8 @@ def test_the_logits_of_some_tokens_are_those_of_all_bit_for_bit(dtype, long_conf
         assert torch.equal(logits_of(wanted), everything[wanted])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("block_size", [16, 24, 48])
-def test_of_many_decodes_at_once_each_is_what_it_is_alone_bit_for_bit(
-    dtype, block_size, long_config, threads
-):
-    native = shared_forms(long_config, dtype=str(dtype).removeprefix("torch.")).native
+def test_of_many_decodes_at_once_each_is_what_it_is_alone_bit_for_bit(case):
+    native, dtype, block_size = case.forms.native, case.dtype, case.block_size
     # Around the ends of pairs, strips and spans; enough rows for any number of threads.
     lengths = [2, 600, 17, 16, 31, 255, 256, 65, 257, 100, 513, 33, 48]
     prompts = [make_prompt(length, salt=length) for length in lengths]
@@ -141,7 +160,7 @@ def test_of_many_decodes_at_once_each_is_what_it_is_alone_bit_for_bit(
         assert torch.equal(logits_of([prompt])[0], logits)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block_size", [1, 4, 24, 32, 256])
 def test_the_block_size_changes_nothing(dtype, block_size):
     native = shared_forms(LONG_LLAMA, dtype=str(dtype).removeprefix("torch.")).native
@@ -150,8 +169,9 @@ def test_the_block_size_changes_nothing(dtype, block_size):
     assert all(map(torch.equal, found, expected))
 
 
-def test_long_contexts_are_those_of_the_wide_path(long_config, threads):
-    forms = shared_forms(long_config, dtype="float32")
+@pytest.mark.parametrize("name", LONG_CONFIGS)
+def test_long_contexts_are_those_of_the_wide_path(name):
+    forms = shared_forms(LONG_CONFIGS[name], dtype="float32")
     expected, found = (
         torch.cat(run_steps(form, PROMPTS, CHUNKED, dtype=torch.float32))
         for form in (forms.wide, forms.native)

@@ -42,7 +42,7 @@ QUIRE_PRODUCT(bfloat16, BFloat16)
 #: Rows around the sizes of tiles, of AMX tile registers and of a row block.
 NUM_ROWS = (1, 2, 7, 12, 16, 17, 19, 32, 33, 50, 64, 257)
 #: Elements of the inner dimension: part of a register, whole ones, with a tail, two inner blocks.
-INNER = (2, 14, 16, 30, 32, 48, 62, 130, 2080)
+INNER = (2, 16, 30, 48, 130, 2080)
 #: Rows behind the last one that the matrix unit may read.
 MISSING_ROWS = 16
 

@@ -26,11 +26,12 @@ from tests.engine.model.builders import (
 )
 from tests.engine.model.decoders import FAMILIES
 
+NATIVE = f"decoder-{best_variant().name}"
 #: How a runner is told to take each form.
 FORMS = {
     "transformers": {"model_path": "wide"},
     "decoder-torch": {"model_path": "fast", "attention_backend": "reference"},
-    f"decoder-{best_variant().name}": {"model_path": "fast"},
+    NATIVE: {"model_path": "fast"},
 }
 RANKS = {"a": 8, "b": 5}
 NAMES = (None, "a", "b", "a", None, "b")
@@ -97,18 +98,23 @@ def requests_of(names=NAMES, *, length: int = 5, **sampling):
     return requests
 
 
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
-    "family",
-    ["llama", "llama, odd sizes", "llama, biases", "qwen3", "phi3", "granite", "olmo2", "gemma3"],
+    ("family", "form"),
+    [
+        *(("llama", form) for form in FORMS),
+        ("llama, odd sizes", NATIVE),
+        ("llama, biases", "decoder-torch"),
+        ("qwen3", NATIVE),
+        ("phi3", NATIVE),
+        ("granite", "decoder-torch"),
+        ("olmo2", NATIVE),
+        ("gemma3", "transformers"),
+        ("deepseek", "transformers"),
+    ],
 )
 def test_every_form_generates_what_the_merged_weights_do(stage_of, family, form):
+    """Of every family in every form, the logits: test_adapted_kernels."""
     stage_of(family).check(form, requests_of())
-
-
-@pytest.mark.parametrize("family", ["gemma2", "deepseek"])
-def test_the_wide_path_takes_adapters_of_any_model(stage_of, family):
-    stage_of(family).check("transformers", requests_of())
 
 
 def test_the_adapters_change_what_is_generated(stage):

@@ -78,16 +78,15 @@ def largest_error(oracle: Oracle, found: Generated, *, shift: int = 0) -> float:
 
 
 @pytest.mark.parametrize(
-    "sizes",
+    ("sizes", "runs_ahead"),
     [
-        {},
-        {"max_scored_tokens": 3},
-        {"max_num_batched_tokens": 11, "long_prefill_token_threshold": 4},
-        {"num_blocks": 18, "enable_prefix_caching": False},
+        ({}, True),
+        ({"max_scored_tokens": 3}, False),
+        ({"max_num_batched_tokens": 11, "long_prefill_token_threshold": 4}, True),
+        ({"num_blocks": 18, "enable_prefix_caching": False}, False),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("runs_ahead", [False, True])
 def test_what_is_said_of_a_prompt_is_what_transformers_says(subject, sizes, runs_ahead):
     runner, oracle = subject
     runner._runs_ahead = runs_ahead

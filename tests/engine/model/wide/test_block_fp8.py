@@ -17,17 +17,15 @@ from tests.engine.model.builders import (
     _GROUPED,
     CONFIGS,
     Oracle,
+    check_generated,
     generate,
-    make_prompt,
-    make_request,
     make_runner,
+    requests_of,
     save_model,
 )
 from tests.engine.model.wide.quantized import FP8, note
 from tests.engine.model.wide.wrappers import WRAPPERS
 
-PROMPTS = [make_prompt(length, salt=salt) for salt, length in enumerate((3, 17, 40, 29))]
-NUM_TOKENS = 12
 BLOCK = [16, 16]
 NOTE = {
     "quant_method": "fp8",
@@ -46,7 +44,6 @@ MODELS = {
         **_GROUPED, head_dim=16, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32
     ),
 }
-WRAPPED = {name: WRAPPERS[name] for name in ("mistral3", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")}
 
 
 def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -101,33 +98,26 @@ def dequantized(folder, target):
 @pytest.mark.parametrize("name", MODELS)
 def test_the_tokens_are_those_of_the_dequantized_model(name, tmp_path):
     folder = save_fp8(MODELS[name], tmp_path / "fp8")
-    oracle = Oracle(dequantized(folder, tmp_path / "plain"))
-    expected = {str(i): oracle.greedy(tuple(p), NUM_TOKENS) for i, p in enumerate(PROMPTS)}
-
-    def requests(published=0):
-        return [
-            make_request(str(i), p, output=expected[str(i)][:published], max_tokens=NUM_TOKENS)
-            for i, p in enumerate(PROMPTS)
-        ]
-
     runner = make_runner(folder)
     assert isinstance(runner.model, NativeDecoder) == (name != "deepseek")
-    assert generate(runner, requests(), max_num_batched_tokens=7).tokens == expected
-    preempted = generate(
-        runner, requests(), num_blocks=20, preemption_mode="swap", enable_prefix_caching=False
-    )
-    assert preempted.snapshot.preemptions_swap > 0
-    assert preempted.tokens == expected
-    resumed = generate(runner, requests(published=5)).tokens
-    assert resumed == {name: tokens[5:] for name, tokens in expected.items()}
+    check_generated(runner, Oracle(dequantized(folder, tmp_path / "plain")).alone())
 
 
-@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "auto"])
-@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek", *WRAPPED])
+@pytest.mark.parametrize(
+    ("name", "stored", "dtype"),
+    [
+        ("qwen3_moe", torch.float32, "bfloat16"),
+        ("deepseek", torch.bfloat16, "float32"),
+        ("mistral3", torch.float32, "auto"),
+        ("qwen2_5_vl", torch.bfloat16, "auto"),
+        ("qwen3_vl", torch.float32, "float32"),
+        ("qwen3_vl_moe", torch.bfloat16, "bfloat16"),
+    ],
+    ids=str,
+)
 def test_every_weight_is_its_stored_value_times_its_scale(name, dtype, stored, tmp_path):
     """Also where other weights are stored in another type than the one to compute in."""
-    folder = save_fp8((MODELS | WRAPPED)[name], tmp_path / "fp8", stored=stored)
+    folder = save_fp8((WRAPPERS | MODELS)[name], tmp_path / "fp8", stored=stored)
     found = load_model(folder, dtype=dtype).model
     expected = load_model(dequantized(folder, tmp_path / "plain"), dtype=dtype).model.state_dict()
     assert found.dtype == (stored if dtype == "auto" else getattr(torch, dtype))
@@ -139,13 +129,11 @@ def test_every_weight_is_its_stored_value_times_its_scale(name, dtype, stored, t
 
 def test_tokens_differ_if_scales_are_lost(tmp_path, monkeypatch):
     folder = save_fp8(MODELS["llama"], tmp_path)
-    requests = [make_request(str(i), prompt) for i, prompt in enumerate(PROMPTS)]
-    right = generate(make_runner(folder), requests).tokens
+    right = generate(make_runner(folder), requests_of()).tokens
     monkeypatch.setattr(
         Fp8Dequantize, "_dequantize_one", lambda self, stored, scales, output_dtype: stored.float()
     )
-    requests = [make_request(str(i), prompt) for i, prompt in enumerate(PROMPTS)]
-    assert generate(make_runner(folder), requests).tokens != right
+    assert generate(make_runner(folder), requests_of()).tokens != right
 
 
 def change(folder, **tensors):

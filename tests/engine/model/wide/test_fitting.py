@@ -12,8 +12,7 @@ from safetensors.torch import load_file, save_file
 from engine.errors import ModelRefused
 from engine.model.wide.loader import load_model
 from engine.model.wide.stored_tensors import finder, stored_tensors
-from tests.engine.model.builders import CONFIGS, ROOT, save_model
-from tests.engine.model.decoders import FAMILIES
+from tests.engine.model.builders import CONFIGS, ROOT
 from tests.engine.model.wide.quantized import UNKNOWN_SCALES, note, save_quantized
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -37,14 +36,6 @@ def shard(folder) -> dict:
     torch.manual_seed(0)
     transformers.LlamaForCausalLM(CONFIGS["llama"]).save_pretrained(folder, max_shard_size="100KB")
     return json.loads((folder / INDEX).read_text())
-
-
-ALL = {f"golden, {name}": config for name, config in CONFIGS.items()} | FAMILIES
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_what_is_not_quantized_is_loaded(name, tmp_path):
-    load_model(save_model(ALL[name], tmp_path))
 
 
 def test_the_embedded_model_is_loaded():

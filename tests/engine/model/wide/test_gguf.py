@@ -19,7 +19,7 @@ from engine.model.wide import gguf_header, gguf_loader
 from engine.model.wide.gguf_header import read_header
 from engine.model.wide.gguf_rotary import divisors
 from engine.model.wide.loader import load_model
-from tests.engine.model.builders import generate, make_request, make_runner
+from tests.engine.model.builders import generate, make_runner, requests_of
 from tests.engine.model.gguf_files import (
     CONFIGS,
     END,
@@ -72,23 +72,20 @@ def greedy(model, prompt: list[int]) -> list[int]:
     return output[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize(("name", "kind"), SERVED, ids=[f"{n} {k.name}" for n, k in SERVED])
-def test_both_paths_give_the_tokens_of_generate_with_the_dequantized_weights(name, kind, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "kind", "path"),
+    [*((name, kind, "fast") for name, kind in SERVED), ("llama", Type.Q8_0, "wide")],
+    ids=lambda part: getattr(part, "name", part),
+)
+def test_the_tokens_are_those_of_generate_with_the_dequantized_weights(name, kind, path, tmp_path):
     model = tiny_model(name)
     file = write_gguf(model, tmp_path / "tiny.gguf", kind=kind)
     expected = {str(index): greedy(model, prompt) for index, prompt in enumerate(PROMPTS)}
     assert len({tuple(tokens) for tokens in expected.values()}) == len(expected)
-    for path in ("fast", "wide"):
-        runner = make_runner(file, model_path=path)
-        requests = [
-            make_request(str(index), prompt, max_tokens=NUM_TOKENS)
-            for index, prompt in enumerate(PROMPTS)
-        ]
-        assert generate(runner, requests).tokens == expected
-        assert runner.config_facts.tokenizer_source == file
-        assert (
-            f"-{'decoder' if path == 'fast' else 'transformers'}" in runner.config_facts.fingerprint
-        )
+    runner = make_runner(file, model_path=path)
+    assert generate(runner, requests_of(PROMPTS, max_tokens=NUM_TOKENS)).tokens == expected
+    assert runner.config_facts.tokenizer_source == file
+    assert f"-{'decoder' if path == 'fast' else 'transformers'}" in runner.config_facts.fingerprint
 
 
 def test_weights_are_those_of_the_dequantized_blocks_bit_for_bit(tmp_path):

@@ -7,18 +7,7 @@ import transformers
 
 from engine.errors import ModelRefused
 from engine.model.wide.loader import load_model
-from tests.engine.model.builders import (
-    _GROUPED,
-    Oracle,
-    generate,
-    make_prompt,
-    make_request,
-    make_runner,
-    save_model,
-)
-
-PROMPTS = [make_prompt(length, salt=salt) for salt, length in enumerate((3, 17, 40, 29))]
-NUM_TOKENS = 12
+from tests.engine.model.builders import _GROUPED, Oracle, check_generated, make_runner, save_model
 
 _GRANITE = _GROUPED | {
     "num_hidden_layers": 3,
@@ -47,31 +36,7 @@ SERVED = {
 @pytest.mark.parametrize("kind", SERVED)
 def test_granite_without_a_recurrent_layer_gives_the_tokens_of_transformers(kind, tmp_path):
     folder = save_model(SERVED[kind], tmp_path)
-    oracle = Oracle(folder)
-    expected = {str(i): oracle.greedy(tuple(p), NUM_TOKENS) for i, p in enumerate(PROMPTS)}
-    assert len({tuple(tokens) for tokens in expected.values()}) == len(PROMPTS)
-
-    def requests(published=0):
-        return [
-            make_request(str(i), p, output=expected[str(i)][:published], max_tokens=NUM_TOKENS)
-            for i, p in enumerate(PROMPTS)
-        ]
-
-    runner = make_runner(folder)
-    assert generate(runner, requests()[1:2]).tokens == {"1": expected["1"]}
-    assert generate(runner, requests(), max_num_batched_tokens=7).tokens == expected
-    for mode in ("recompute", "swap"):
-        preempted = generate(
-            runner,
-            requests(),
-            num_blocks=20,
-            preemption_mode=mode,
-            enable_prefix_caching=False,
-        )
-        assert getattr(preempted.snapshot, f"preemptions_{mode}") > 0
-        assert preempted.tokens == expected
-    resumed = generate(runner, requests(published=5)).tokens
-    assert resumed == {name: tokens[5:] for name, tokens in expected.items()}
+    check_generated(make_runner(folder), Oracle(folder).alone())
 
 
 @pytest.mark.parametrize("layer", range(3))

@@ -18,17 +18,15 @@ from engine.model.wide import transformers_model
 from engine.model.wide.loader import load_model
 from tests.engine.model.builders import (
     _GROUPED,
+    PROMPTS,
     Oracle,
+    check_generated,
     generate,
-    make_prompt,
-    make_request,
     make_runner,
+    requests_of,
     save_model,
 )
 from tests.engine.model.decoders import FAMILIES, run_steps
-
-PROMPTS = [make_prompt(length, salt=salt) for salt, length in enumerate((3, 17, 40, 29))]
-NUM_TOKENS = 12
 
 MODELS = {
     # Sinks in every layer; the first layer has no window and no rotary positions.
@@ -67,39 +65,10 @@ MODELS = {
 }
 
 
-def requests(output=None, published=0):
-    return [
-        make_request(
-            str(index),
-            prompt,
-            output=() if output is None else output[str(index)][:published],
-            max_tokens=NUM_TOKENS,
-        )
-        for index, prompt in enumerate(PROMPTS)
-    ]
-
-
-def expected_of(folder) -> dict[str, list[int]]:
-    oracle = Oracle(folder)
-    return {str(i): oracle.greedy(tuple(prompt), NUM_TOKENS) for i, prompt in enumerate(PROMPTS)}
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_a_family_with_sinks_gives_the_tokens_of_transformers(name, tmp_path):
     folder = save_model(MODELS[name], tmp_path)
-    expected, runner = expected_of(folder), make_runner(folder, model_path="wide")
-    assert len({tuple(tokens) for tokens in expected.values()}) == len(PROMPTS)
-    for request in requests():
-        alone = generate(runner, [request]).tokens
-        assert alone == {request.request_id: expected[request.request_id]}
-    assert generate(runner, requests(), max_num_batched_tokens=7).tokens == expected
-    scarce = {"num_blocks": 20, "enable_prefix_caching": False}
-    for mode in ("recompute", "swap"):
-        preempted = generate(runner, requests(), preemption_mode=mode, **scarce)
-        assert getattr(preempted.snapshot, f"preemptions_{mode}") > 0
-        assert preempted.tokens == expected
-    resumed = generate(runner, requests(expected, published=5)).tokens
-    assert resumed == {name: tokens[5:] for name, tokens in expected.items()}
+    check_generated(make_runner(folder, model_path="wide"), Oracle(folder).alone())
 
 
 @pytest.fixture
@@ -124,7 +93,7 @@ def test_tokens_differ_if_sinks_are_dropped(model_folder, request):
     folder = model_folder("gpt_oss")
     runner = make_runner(folder, model_path="wide")
     request.getfixturevalue("without_sinks")
-    assert generate(runner, requests()).tokens != expected_of(folder)
+    assert generate(runner, requests_of()).tokens != Oracle(folder).alone()
 
 
 def test_a_form_of_the_fast_path_that_drops_sinks_is_left_out(tmp_path):

@@ -17,15 +17,12 @@ from tests.engine.model.builders import (
     ROOT,
     Oracle,
     generate,
-    make_prompt,
-    make_request,
     make_runner,
+    requests_of,
     save_model,
 )
 from tests.engine.model.wide.wrappers import WRAPPERS
 
-PROMPTS = [make_prompt(length, salt=salt) for salt, length in enumerate((3, 17, 40, 29))]
-NUM_TOKENS = 12
 #: Seeds of weights with which no two tokens are nearly as likely; 0 where there is none.
 SEEDS = {"qwen3_vl_moe": 1}
 #: The fast path does not know their text model, or a tensor beside it.
@@ -37,6 +34,14 @@ WIDE = {
     "llava_next",
     "llava_onevision",
 }
+
+
+#: Its text model sees the prompt in both directions.
+PALIGEMMA = transformers.PaliGemmaConfig(
+    vision_config=WRAPPERS["gemma3"].vision_config.to_dict(),
+    text_config=transformers.GemmaConfig(**_GROUPED, head_dim=16).to_dict(),
+    image_token_index=10,
+)
 
 
 def whole_class(config):
@@ -61,18 +66,6 @@ def folder_of(tmp_path_factory):
     return folder
 
 
-def requests(output=None, published=0):
-    return [
-        make_request(
-            str(index),
-            prompt,
-            output=() if output is None else output[str(index)][:published],
-            max_tokens=NUM_TOKENS,
-        )
-        for index, prompt in enumerate(PROMPTS)
-    ]
-
-
 def test_every_served_wrapper_is_tested():
     assert WRAPPERS.keys() == text_only.WRAPPERS
 
@@ -85,28 +78,12 @@ def test_every_served_wrapper_is_in_the_reference():
 
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_a_prompt_of_text_gets_the_tokens_of_the_whole_model(name, folder_of):
+    """What is preempted or resumed goes on as in every other model: test_golden_tokens."""
     folder = folder_of(name)
-    oracle = Oracle(folder, model_class=whole_class(WRAPPERS[name]))
-    expected = {str(i): oracle.greedy(tuple(p), NUM_TOKENS) for i, p in enumerate(PROMPTS)}
-    assert len({tuple(tokens) for tokens in expected.values()}) == len(PROMPTS)
+    expected = Oracle(folder, model_class=whole_class(WRAPPERS[name])).alone()
     runner = make_runner(folder)
     assert (runner.model.name == "transformers") == (name in WIDE)
-    if name not in WIDE:
-        wide = make_runner(folder, model_path="wide")
-        assert generate(wide, requests(), max_num_batched_tokens=7).tokens == expected
-    assert generate(runner, requests()[2:3]).tokens == {"2": expected["2"]}
-    assert generate(runner, requests(), max_num_batched_tokens=7).tokens == expected
-    preempted = generate(
-        runner,
-        requests(),
-        num_blocks=20,
-        preemption_mode="recompute",
-        enable_prefix_caching=False,
-    )
-    assert preempted.snapshot.preemptions_recompute > 0
-    assert preempted.tokens == expected
-    resumed = generate(runner, requests(expected, published=5)).tokens
-    assert resumed == {name: tokens[5:] for name, tokens in expected.items()}
+    assert generate(runner, requests_of(), max_num_batched_tokens=7).tokens == expected
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
@@ -185,13 +162,7 @@ def test_a_quantized_tower_is_refused_although_it_is_not_used(folder_of, tmp_pat
 
 
 def test_an_unknown_wrapper_is_refused_by_name(tmp_path):
-    """Its text model sees the prompt in both directions."""
-    config = transformers.PaliGemmaConfig(
-        vision_config=WRAPPERS["gemma3"].vision_config.to_dict(),
-        text_config=transformers.GemmaConfig(**_GROUPED, head_dim=16).to_dict(),
-        image_token_index=10,
-    )
-    save_model(config, tmp_path, model_class=whole_class(config))
+    save_model(PALIGEMMA, tmp_path, model_class=whole_class(PALIGEMMA))
     expected = (
         "^paligemma is a multimodal model whose text model is not served; served are those of "
         r"aya_vision, .*, qwen3_vl, qwen3_vl_moe, smolvlm$"
@@ -201,12 +172,7 @@ def test_an_unknown_wrapper_is_refused_by_name(tmp_path):
 
 
 def test_an_unknown_wrapper_would_be_refused_by_its_attention(tmp_path, monkeypatch):
-    config = transformers.PaliGemmaConfig(
-        vision_config=WRAPPERS["gemma3"].vision_config.to_dict(),
-        text_config=transformers.GemmaConfig(**_GROUPED, head_dim=16).to_dict(),
-        image_token_index=10,
-    )
-    save_model(config, tmp_path, model_class=whole_class(config))
+    save_model(PALIGEMMA, tmp_path, model_class=whole_class(PALIGEMMA))
     monkeypatch.setattr(text_only, "WRAPPERS", text_only.WRAPPERS | {"paligemma"})
     with pytest.raises(ModelRefused, match="looks at later tokens too"):
         make_runner(tmp_path)
