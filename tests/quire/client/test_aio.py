@@ -15,7 +15,7 @@ from quire.queue import async_broker
 from quire.queue.async_broker import AsyncBroker, connect_async
 from quire.queue.async_shard import MAX_CALLS, REQUESTS_PER_TURN
 from quire.queue.routing import Parting
-from quire.queue.submit import producing
+from quire.queue.submit import submitting
 from quire.queue.values import Submitted
 from quire.testing.in_memory import FakeQuire, FakeWorker
 from quire.transport.connection import connect
@@ -351,7 +351,7 @@ def test_a_loop_gets_on_while_many_requests_are_made_ready(connection, broker, m
 
         monkeypatch.setattr(module, name, make_and_look)
 
-    watched(producing, "build_request")
+    watched(submitting, "build_request")
     watched(async_broker, "submit_call")
 
     async def others():

@@ -107,9 +107,9 @@ def test_a_port_that_another_server_has_taken_meanwhile_is_left_to_it(
 ):
     taken, free = (
         [int(own_server.url.rpartition(":")[2].removesuffix("/0"))],
-        local_redis._free_port,
+        local_redis.free_port,
     )
-    monkeypatch.setattr(local_redis, "_free_port", lambda: taken.pop() if taken else free())
+    monkeypatch.setattr(local_redis, "free_port", lambda: taken.pop() if taken else free())
     with start_server() as second, connect(second.url) as connection:
         assert second.url != own_server.url and not taken
         assert connection.info("server")["process_id"] == second.pid

@@ -18,7 +18,7 @@ from quire.errors import BrokerUnavailable
 from quire.queue.async_broker import connect_async
 from quire.queue.broker import Broker
 from quire.transport.connection import Retrying, connect
-from quire.transport.local_redis import URL_VARIABLE, LocalRedis, _free_port
+from quire.transport.local_redis import URL_VARIABLE, LocalRedis, free_port
 from quire.transport.sentinel import connect_through_sentinels
 from quire.transport.urls import parts_of
 from quire.wire.output import State
@@ -210,7 +210,7 @@ def certificate(tmp_path_factory):
 def secured(start, certificate):
     """A server under TLS. Yields its port."""
     for attempt in range(PORT_ATTEMPTS):
-        port = _free_port()
+        port = free_port()
         try:
             start("--tls-port", str(port), "--tls-auth-clients", "no", *files_of(certificate))
         except BrokerUnavailable as error:
