@@ -15,6 +15,8 @@ TORCH_INDEX_URL ?=
 TEST_PROCESSES ?= 3
 #: A Python that has torch for the GPU at hand, and transformers; empty for the environment here.
 GPU_PYTHON ?=
+#: The Python of a lent GPU machine, for which `make lease-wheels` fetches.
+LEASE_PYTHON ?= 3.12
 #: Of `make chaos` and `make bench`: `vllm` for workers with vLLM; empty for the native engine.
 ENGINE ?=
 #: More arguments for pytest, for instance ARGS="-k resume".
@@ -50,7 +52,7 @@ INSTALL := $(BIN)/python -m pip install --quiet
 VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-vllm demo test test-vllm check release-check check-images sbom docs pre-commit lint types imports format requests bench bench-peers bench-http bench-neighbours profile bench-protocol bench-gateway bench-embeddings bench-batches bench-models bench-scheduling bench-scheduler soak soak-service fetch-model golden-models modelcheck sim fuzz chaos chaos-cluster test-clients test-console test-tools up down clean check-native test-kernels test-gpu bench-gpu
+.PHONY: help env env-vllm demo test test-vllm check release-check check-images sbom docs pre-commit lint types imports format requests bench bench-peers bench-http bench-neighbours profile bench-protocol bench-gateway bench-embeddings bench-batches bench-models bench-scheduling bench-scheduler soak soak-service fetch-model golden-models modelcheck sim fuzz chaos chaos-cluster test-clients test-console test-tools up down clean check-native test-kernels test-gpu bench-gpu lease-wheels
 
 help: ## print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -176,6 +178,13 @@ test-gpu: $(if $(GPU_PYTHON),,$(VENV)/dev.installed) ## what only a GPU can show
 
 bench-gpu: $(if $(GPU_PYTHON),,$(VENV)/demo.installed) ## steps against the device's limits; without a GPU it says so (GPU_PYTHON=python3, BENCH_JSON=file)
 	$(or $(GPU_PYTHON),$(BIN)/python) -m benchmarks.bench_gpu $(if $(BENCH_JSON),--json $(BENCH_JSON)) $(ARGS)
+
+lease-wheels: | $(BIN)/python ## what a worker needs on a lent GPU machine without network, in build/lease-wheels (LEASE_PYTHON=3.12)
+	rm -rf build/lease-wheels
+	$(BIN)/python -m pip download --quiet --dest build/lease-wheels --no-deps --only-binary=:all: \
+		--implementation cp --python-version $(LEASE_PYTHON) \
+		$(foreach tag,manylinux_2_28 manylinux_2_17 manylinux2014 manylinux2010,--platform $(tag)_x86_64) \
+		--requirement tests/gpu/lease/wheels.txt
 
 fetch-model: $(VENV)/demo.installed ## fetch a real model as a GGUF file, checked, into the cache, where tests find it (MODEL=smollm2, gemma3)
 	$(BIN)/python -m models.fetch $(MODEL)

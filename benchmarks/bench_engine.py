@@ -67,36 +67,46 @@ class BenchedEngine:
 
     def run(self, workload: Workload) -> tuple[Figures, dict[str, list[int]]]:
         """Run a workload on an idle engine; returns figures, and tokens by request id."""
-        for index, item in enumerate(workload.items):
-            self._engine.add_request(
-                Request(
-                    request_id=f"{workload.name}-{index}",
-                    prompt_token_ids=list(item.prompt_token_ids),
-                    sampling=SamplingParams(
-                        max_tokens=item.num_output_tokens, temperature=0.0, ignore_eos=True
-                    ),
-                    arrival_time=0.0,
-                )
+        return run_workload(self._engine, workload)
+
+
+def run_workload(engine: Engine, workload: Workload) -> tuple[Figures, dict[str, list[int]]]:
+    """Run a workload on an idle engine; returns figures, and tokens by request id."""
+    for index, item in enumerate(workload.items):
+        engine.add_request(
+            Request(
+                request_id=f"{workload.name}-{index}",
+                prompt_token_ids=list(item.prompt_token_ids),
+                sampling=SamplingParams(
+                    max_tokens=item.num_output_tokens, temperature=0.0, ignore_eos=True
+                ),
+                arrival_time=0.0,
             )
-        arrivals: dict[str, list[tuple[float, int]]] = {}
-        tokens: dict[str, list[int]] = {}
-        started = time.perf_counter()
-        while self._engine.has_work():
-            outputs = self._engine.step(time.perf_counter)
-            now = time.perf_counter() - started
-            for output in outputs:
-                arrivals.setdefault(output.request_id, []).append((now, len(output.token_ids)))
-                tokens.setdefault(output.request_id, []).extend(output.token_ids)
-        return figures_of(arrivals), tokens
+        )
+    arrivals: dict[str, list[tuple[float, int]]] = {}
+    tokens: dict[str, list[int]] = {f"{workload.name}-{i}": [] for i in range(len(workload.items))}
+    started = time.perf_counter()
+    while engine.has_work():
+        outputs = engine.step(time.perf_counter)
+        now = time.perf_counter() - started
+        for output in outputs:
+            arrivals.setdefault(output.request_id, []).append((now, len(output.token_ids)))
+            tokens[output.request_id].extend(output.token_ids)
+    return figures_of(arrivals), tokens
+
+
+def check_lengths(workload: Workload, tokens: dict[str, list[int]]) -> None:
+    """The gate for the number of tokens of each request. SystemExit."""
+    for index, item in enumerate(workload.items):
+        if len(tokens[f"{workload.name}-{index}"]) != item.num_output_tokens:
+            raise SystemExit(f"{workload.name}: request {index} has the wrong length")
 
 
 def check(
     engine: BenchedEngine, workload: Workload, tokens: dict[str, list[int]], *, exact: bool
 ) -> None:
     """The gate. SystemExit if the outputs are wrong, because the figures would be meaningless."""
-    for index, item in enumerate(workload.items):
-        if len(tokens[f"{workload.name}-{index}"]) != item.num_output_tokens:
-            raise SystemExit(f"{workload.name}: request {index} has the wrong length")
+    check_lengths(workload, tokens)
     if exact:
         for index, item in enumerate(workload.items[:NUM_CHECKED_ALONE]):
             _, alone = engine.run(Workload("alone", (item,)))

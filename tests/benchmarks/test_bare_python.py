@@ -12,8 +12,9 @@ from tests.engine.model.builders import ROOT
 HIDDEN = ("redis", "msgpack", "pydantic", "structlog")
 #: What needs an engine and no queue.
 ENGINE_ONLY = (
-    "bench_deterministic", "bench_engine", "bench_gpu", "bench_paths", "bench_soak",
-    "bench_speculation", "profile_adapters", "profile_parts", "profile_step", "profile_workload",
+    "bench_deterministic", "bench_engine", "bench_gpu.__main__", "bench_gpu.attention",
+    "bench_paths", "bench_soak", "bench_speculation", "profile_adapters", "profile_parts",
+    "profile_step", "profile_workload",
 )  # fmt: skip
 PRELUDE = f"""
 import importlib
@@ -42,6 +43,7 @@ def test_benchmarks_of_the_engine_and_tests_of_the_device_start():
     ended = run_bare(
         f"for name in {ENGINE_ONLY}:\n    importlib.import_module('benchmarks.' + name)\n"
         "import pytest\n"
+        "import tests.gpu.lease.__main__, tests.gpu.lease.takeover\n"
         "from tests.gpu.__main__ import pytest_arguments\n"
         "sys.exit(pytest.main([*pytest_arguments(), '--collect-only']))"
     )

@@ -1,0 +1,1 @@
+"""Steps of common model shapes on a GPU, compared with the limits of the device."""
