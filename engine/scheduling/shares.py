@@ -4,7 +4,7 @@ A share is a minimum, for a class that has work: so much of each step's token bu
 the slots. What a class does not use goes to the others in the usual order, so shares cost nothing
 while classes do not compete. Three rules follow from them:
 
-- Before the usual order, each class in turn gets tokens up to its minimum.
+- Before the usual order, each class gets tokens up to its minimum.
 - Up to its minimum of slots, a class is admitted before the others when a slot is free.
 - A class that has no more than its minimum of slots loses none to a better class.
 
@@ -31,14 +31,14 @@ from engine.scheduling.waiting_queue import WaitingQueue
 
 @dataclass(slots=True)
 class Lane:
-    """Whose turn it is while prefill is planned: one class up to its minimum, or all (None)."""
+    """Whose prefill is planned next: that of one class up to its minimum, or of all (None)."""
 
     level: Priority | None = None
-    #: The most tokens that this turn may still plan.
+    #: The most tokens that may still be planned in it.
     room: int = sys.maxsize
 
     def takes(self, request: Request, plan: Plan) -> bool:
-        """Whether the turn plans a running request, or the rest of its tokens."""
+        """Whether it plans a running request, or the rest of its tokens."""
         is_whole = plan.num_planned(request) >= request.num_pending_tokens
         return not is_whole and self.level in (None, request.priority)
 
@@ -57,7 +57,7 @@ class ClassShares:
         self._lacking = dict.fromkeys(Priority, 0.0)
 
     def lanes(self, plan: Plan) -> list[Lane]:
-        """The turns of a step: each class with less than its minimum of tokens, and then all.
+        """The lanes of a step: each class with less than its minimum of tokens, and then all.
 
         First comes the class that lacks most for its share; among equals the best one.
         """
@@ -74,7 +74,7 @@ class ClassShares:
         return self._lacking[level] / self._shares[level]
 
     def may_admit(self, lane: Lane) -> bool:
-        """Whether the turn may admit a request: that of one class only up to its slots."""
+        """Whether the lane may admit a request: that of one class only up to its slots."""
         if lane.level is None:
             return True
         more = int(self._lacking[lane.level] // self._budget)

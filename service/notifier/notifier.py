@@ -28,7 +28,7 @@ from service.notifier.settings import NotifierSettings
 from service.shared.probes import ProbeServer
 
 #: How often the event loop gives a sign of life, and after how long without one it hangs.
-TURN_SECONDS, HANGING_SECONDS = 1.0, 60.0
+SIGN_SECONDS, HANGING_SECONDS = 1.0, 60.0
 
 _log = structlog.get_logger("service.notifier")
 
@@ -46,7 +46,7 @@ class Notifier:
         self._consumer = f"{socket.gethostname()[:40]}-{os.getpid()}"
         self._brokers: list[AsyncBroker] = []
         self._circuits: list[Circuits] = []
-        self._turn_at = time.monotonic()
+        self._alive_at = time.monotonic()
         self._is_stopping = False
         self.metrics = NotifierMetrics(
             num_open_circuits=lambda: sum(one.num_open for one in self._circuits)
@@ -79,7 +79,7 @@ class Notifier:
                     for shard in range(settings.shards)
                     for one in self._of_shard(connection, poster, shard)
                 ]
-                tasks = [group.create_task(one) for one in (self._turn(), *work)]
+                tasks = [group.create_task(one) for one in (self._show_life(), *work)]
                 _log.info(
                     "notifier ready",
                     queue=settings.queue,
@@ -129,13 +129,13 @@ class Notifier:
         )
         return intake.run(), sending.run()
 
-    async def _turn(self) -> None:
+    async def _show_life(self) -> None:
         while True:
-            self._turn_at = time.monotonic()
-            await asyncio.sleep(TURN_SECONDS)
+            self._alive_at = time.monotonic()
+            await asyncio.sleep(SIGN_SECONDS)
 
     def _live(self) -> tuple[bool, dict[str, Any]]:
-        seconds = time.monotonic() - self._turn_at
+        seconds = time.monotonic() - self._alive_at
         return seconds < HANGING_SECONDS, {"seconds_since_turn": round(seconds, 3)}
 
     def _ready(self) -> tuple[bool, dict[str, Any]]:

@@ -120,21 +120,21 @@ class EngineLoop:
         self._engine, self._was_idle, self._num_steps = served.engine, True, 0
         self._on_loaded(served)
         while not (self._stopping.is_set() or self._leaving.is_set()):
-            self._turn(served.engine)
+            self._pass(served.engine)
         self._release_all(served.engine)
         self._engine = None
 
-    def _turn(self, engine: TokenEngine) -> None:
+    def _pass(self, engine: TokenEngine) -> None:
         """Read the mail, then compute one step; without work, sleep until mail arrives."""
         is_idle = not engine.has_work()
         if is_idle and not self._was_idle:
             self._check_laws(engine)
         self._was_idle = is_idle
-        self._vitals.turned(is_busy=not is_idle)
+        self._vitals.passed(is_busy=not is_idle)
         self._take_mail(engine, timeout=IDLE_SECONDS if is_idle else 0.0)
         if engine.has_work():
             # Busy before the step, so that a step that never returns counts as a stall.
-            self._vitals.turned(is_busy=True)
+            self._vitals.passed(is_busy=True)
             if is_idle:
                 # Otherwise the metrics would show an idle engine while its first step hangs.
                 self._metrics.observe_engine(engine.snapshot())

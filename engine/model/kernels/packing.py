@@ -24,5 +24,5 @@ def interleave(gate_up: torch.Tensor) -> torch.Tensor:
     """Reorder [gates, then ups] into alternating 16 gates and 16 ups, padding both with zeros."""
     halves = gate_up.view(2, -1, gate_up.shape[1])
     padding = halves.new_zeros(2, -halves.shape[1] % LANES, gate_up.shape[1])
-    turns = torch.cat((halves, padding), dim=1).view(2, -1, LANES, gate_up.shape[1])
-    return turns.transpose(0, 1).reshape(-1, gate_up.shape[1])
+    groups = torch.cat((halves, padding), dim=1).view(2, -1, LANES, gate_up.shape[1])
+    return groups.transpose(0, 1).reshape(-1, gate_up.shape[1])

@@ -2,8 +2,8 @@
 
 A request waits here for its constraint while other requests are claimed, admitted and computed. Its
 claim is open meanwhile, so its lease is renewed. A cancel, its deadline or a drain end the wait at
-once. After a takeover the published output is replayed in slices. The requests take turns, so that
-a long output does not make the others wait.
+once. After a takeover the published output is replayed in slices, a slice of
+one request after a slice of another, so that a long output does not make the others wait.
 """
 
 import heapq
@@ -33,8 +33,8 @@ from service.worker.settings.config import Settings
 THREAD = "compiler"
 #: The longest sleep of the thread before it reports to `Vitals` again.
 IDLE_SECONDS = 1.0
-#: Tokens that are replayed in one turn after a takeover. It takes some milliseconds for an ordinary
-#: constraint, and seconds for one whose every step is as slow as the limits allow.
+#: Tokens that are replayed in one slice after a takeover. A slice takes some milliseconds for an
+#: ordinary constraint, and seconds for one whose every step is as slow as the limits allow.
 REPLAY_TOKENS = 64
 
 _log = structlog.get_logger("service.worker.incoming.compiling")
@@ -86,8 +86,8 @@ class Compiling:
         self._retired: list[Probe] = []
         self._changed = threading.Condition()
         self._waiting: dict[str, _Waiting] = {}
-        #: The order of turns: a heap of (negative priority, number of the turn, request key).
-        self._turns: list[tuple[int, int, str]] = []
+        #: What is computed next: a heap of (negative priority, number of the slice, request key).
+        self._slices: list[tuple[int, int, str]] = []
         self._numbers = count()
         self._is_stopping = False
 
@@ -116,7 +116,7 @@ class Compiling:
         if not request.output_token_ids and self._grammars.is_ready(wanted):
             with self._changed:
                 self._waiting[request.request_id] = waiting
-            self._turn(waiting)
+            self._advance(waiting)
             return
         with self._changed:
             self._waiting[request.request_id] = waiting
@@ -172,7 +172,7 @@ class Compiling:
                 while self._retired:
                     self._retired.pop().close()
                 if (waiting := self._next()) is not None:
-                    self._turn(waiting)
+                    self._advance(waiting)
         finally:
             if self._probe is not None:
                 self._probe.close()
@@ -191,19 +191,19 @@ class Compiling:
             self.abort(key, FinishReason.DEADLINE)
 
     def _next(self) -> _Waiting | None:
-        """The request whose turn it is; None if none has come within IDLE_SECONDS."""
+        """The request to go on with; None if none has come within IDLE_SECONDS."""
         with self._changed:
-            self._changed.wait_for(lambda: self._turns or self._is_stopping, IDLE_SECONDS)
-            while self._turns:
-                _, _, key = heapq.heappop(self._turns)
+            self._changed.wait_for(lambda: self._slices or self._is_stopping, IDLE_SECONDS)
+            while self._slices:
+                _, _, key = heapq.heappop(self._slices)
                 if key in self._waiting:
                     return self._waiting[key]
         return None
 
-    def _turn(self, waiting: _Waiting) -> None:
+    def _advance(self, waiting: _Waiting) -> None:
         """Compile the constraint of a request, or replay the next slice of its output.
 
-        Then pass the request to the engine, or queue it for another turn if output remains.
+        Then pass the request to the engine, or queue it for another slice if output remains.
         """
         request = waiting.request
         output = request.output_token_ids
@@ -250,4 +250,4 @@ class Compiling:
 
     def _queue(self, waiting: _Waiting) -> None:
         request = waiting.request
-        heapq.heappush(self._turns, (-request.priority, next(self._numbers), request.request_id))
+        heapq.heappush(self._slices, (-request.priority, next(self._numbers), request.request_id))

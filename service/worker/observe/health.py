@@ -38,7 +38,7 @@ class HealthServer(ProbeServer):
             "overdue": [silence.thread for silence in vitals.overdue],
             "busy": vitals.is_busy,
             "stalled": vitals.is_stalled,
-            "seconds_since_turn": round(vitals.seconds_since_turn, 3),
+            "seconds_since_turn": round(vitals.seconds_since_pass, 3),
             "seconds_since_progress": round(vitals.seconds_since_progress, 3),
             "stall_timeout_seconds": vitals.stall_timeout_seconds,
         }

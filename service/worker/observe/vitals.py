@@ -10,11 +10,11 @@ from enum import StrEnum
 from time import monotonic
 from typing import NamedTuple, TypeVar
 
-#: An idle engine thread without a turn for this time counts as hung.
-LOOP_TURN_SECONDS = 30.0
+#: An idle engine thread without a pass of its loop for this time counts as hung.
+LOOP_PASS_SECONDS = 30.0
 #: The same for any other thread. One call to an unreachable Redis may take most of this time: it
 #: tries several sentinels, and the resolver of their names may be unreachable as well.
-THREAD_TURN_SECONDS = 180.0
+THREAD_PASS_SECONDS = 180.0
 
 #: The threads that show signs of life. There is an intake for each shard: `intake-0` and so on.
 THREADS = ("main", "engine", "intake", "compiler", "publisher", "heartbeat", "keeper", "chooser")
@@ -49,20 +49,20 @@ class Vitals:
         self.state = WorkerState.LOADING
         self.is_busy = False
         self._clock = clock
-        self._last_turn = self._last_progress = clock()
+        self._last_pass = self._last_progress = clock()
         self._last_contact: float | None = None
         #: Thread -> its last sign of life. In the future for a thread that has announced a rest.
         self._signs: dict[str, float] = {}
 
-    def turned(self, *, is_busy: bool) -> None:
-        """Note a turn of the engine loop; `is_busy`: the engine has requests to work on."""
-        self._last_turn = self._signs["engine"] = self._clock()
+    def passed(self, *, is_busy: bool) -> None:
+        """Note a pass of the engine loop; `is_busy`: the engine has requests to work on."""
+        self._last_pass = self._signs["engine"] = self._clock()
         self.is_busy = is_busy
         if not is_busy:
-            self._last_progress = self._last_turn
+            self._last_progress = self._last_pass
 
     def loading(self) -> None:
-        """Note that the engine thread loads a model, which may take minutes without a turn."""
+        """Note that the engine thread loads a model, which may take minutes without a pass."""
         self.is_busy = False
         self._signs.pop("engine", None)
 
@@ -77,7 +77,7 @@ class Vitals:
     def each(self, thread: str, items: Iterable[_Item]) -> Iterator[_Item]:
         """Yields the items, and notes a sign of life of the thread before each of them.
 
-        For turns with a call per item, which as a whole may take longer than the limit.
+        For passes with a call per item, which as a whole may take longer than the limit.
         """
         for item in items:
             self.beat(thread)
@@ -95,8 +95,8 @@ class Vitals:
         self._last_contact = self._clock()
 
     @property
-    def seconds_since_turn(self) -> float:
-        return self._clock() - self._last_turn
+    def seconds_since_pass(self) -> float:
+        return self._clock() - self._last_pass
 
     @property
     def seconds_since_progress(self) -> float:
@@ -124,11 +124,11 @@ class Vitals:
         silences = []
         for thread, since in self._signs.copy().items():
             if thread != "engine":
-                silences.append(Silence(thread, since, THREAD_TURN_SECONDS))
+                silences.append(Silence(thread, since, THREAD_PASS_SECONDS))
             elif is_busy:
                 silences.append(Silence(thread, self._last_progress, self.stall_timeout_seconds))
             else:
-                silences.append(Silence(thread, since, LOOP_TURN_SECONDS))
+                silences.append(Silence(thread, since, LOOP_PASS_SECONDS))
         return tuple(silence for silence in silences if now - silence.since > silence.limit_seconds)
 
     @property

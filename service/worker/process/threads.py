@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 
-#: The longest time between two calls of `on_turn` while waiting for the end of a thread.
-TURN_SECONDS = 1.0
+#: The longest time between two calls of `on_wait` while waiting for the end of a thread.
+WAIT_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +41,13 @@ class Supervised(threading.Thread):
         except BaseException as error:  # noqa: BLE001 - any exception here ends the worker.
             self._report(ThreadDied(self.name, error))
 
-    def ends_within(self, seconds: float, *, on_turn: Callable[[], None]) -> bool:
+    def ends_within(self, seconds: float, *, on_wait: Callable[[], None]) -> bool:
         """Wait up to `seconds` for the thread to end; returns whether it has.
 
-        Calls `on_turn` at least every TURN_SECONDS meanwhile.
+        Calls `on_wait` at least every WAIT_SECONDS meanwhile.
         """
         give_up = monotonic() + seconds
         while self.is_alive() and (left := give_up - monotonic()) > 0.0:
-            on_turn()
-            self.join(min(left, TURN_SECONDS))
+            on_wait()
+            self.join(min(left, WAIT_SECONDS))
         return not self.is_alive()

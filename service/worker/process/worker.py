@@ -330,7 +330,7 @@ class Worker:
         thread = self._threads.get(name)
         if thread is None:
             return False
-        has_ended = thread.ends_within(seconds, on_turn=partial(self.vitals.beat, "main"))
+        has_ended = thread.ends_within(seconds, on_wait=partial(self.vitals.beat, "main"))
         if not has_ended:
             _log.error("thread does not end", thread=name, waited_seconds=seconds)
         return has_ended

@@ -16,7 +16,7 @@ from service.shared.probes import ProbeServer
 from service.shared.settings.sources import ConfigurationError
 from service.worker.observe.health import HealthServer
 from service.worker.observe.metrics import Metrics
-from service.worker.observe.vitals import LOOP_TURN_SECONDS, Vitals, WorkerState
+from service.worker.observe.vitals import LOOP_PASS_SECONDS, Vitals, WorkerState
 from tests.service.builders import (
     Clock,
     Queue,
@@ -41,8 +41,8 @@ def test_a_worker_that_loads_its_model_is_alive_for_as_long_as_it_takes(vitals, 
 
 def test_an_idle_engine_that_goes_round_is_alive_and_one_that_does_not_is_dead(vitals, clock):
     vitals.state = WorkerState.READY
-    vitals.turned(is_busy=False)
-    clock.now += LOOP_TURN_SECONDS
+    vitals.passed(is_busy=False)
+    clock.now += LOOP_PASS_SECONDS
     assert vitals.is_alive
     clock.now += 0.1
     assert not vitals.is_alive
@@ -51,7 +51,7 @@ def test_an_idle_engine_that_goes_round_is_alive_and_one_that_does_not_is_dead(v
 
 def test_a_busy_engine_may_take_up_to_the_stall_timeout_for_one_step(vitals, clock):
     vitals.state = WorkerState.READY
-    vitals.turned(is_busy=True)
+    vitals.passed(is_busy=True)
     clock.now += 120.0
     assert vitals.is_alive
     assert not vitals.is_stalled
@@ -63,7 +63,7 @@ def test_a_busy_engine_may_take_up_to_the_stall_timeout_for_one_step(vitals, clo
 def test_an_engine_that_spins_without_progress_is_stalled(vitals, clock):
     vitals.state = WorkerState.READY
     for _ in range(200):
-        vitals.turned(is_busy=True)
+        vitals.passed(is_busy=True)
         clock.now += 1.0
     assert vitals.is_stalled
     vitals.progressed()
@@ -72,16 +72,16 @@ def test_an_engine_that_spins_without_progress_is_stalled(vitals, clock):
 
 def test_waiting_idle_for_long_is_not_held_against_the_first_step(vitals, clock):
     vitals.state = WorkerState.READY
-    vitals.turned(is_busy=False)
+    vitals.passed(is_busy=False)
     clock.now += 1000.0
-    vitals.turned(is_busy=False)
-    vitals.turned(is_busy=True)
+    vitals.passed(is_busy=False)
+    vitals.passed(is_busy=True)
     assert not vitals.is_stalled
 
 
 def test_ready_needs_an_answer_from_redis_lately_and_alive_does_not(vitals, clock):
     vitals.state = WorkerState.READY
-    vitals.turned(is_busy=False)
+    vitals.passed(is_busy=False)
     assert not vitals.is_ready(contact_limit_seconds=10.0)
     vitals.heard_from_redis()
     assert vitals.is_ready(contact_limit_seconds=10.0)
@@ -92,7 +92,7 @@ def test_ready_needs_an_answer_from_redis_lately_and_alive_does_not(vitals, cloc
 
 @pytest.mark.parametrize("state", [WorkerState.LOADING, WorkerState.DRAINING, WorkerState.FAILED])
 def test_only_the_ready_state_is_ready(vitals, state):
-    vitals.turned(is_busy=False)
+    vitals.passed(is_busy=False)
     vitals.heard_from_redis()
     vitals.state = state
     assert not vitals.is_ready(contact_limit_seconds=10.0)

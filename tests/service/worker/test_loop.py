@@ -126,7 +126,7 @@ def test_an_idle_engine_goes_round_and_is_not_busy(under_test: LoopUnderTest):
     under_test.loop.add(make_request("a"))
     assert under_test.end_of("a") == "length"
     eventually(lambda: not under_test.vitals.is_busy)
-    assert under_test.vitals.seconds_since_turn < 20.0
+    assert under_test.vitals.seconds_since_pass < 20.0
     assert under_test.num_violations() == 0
 
 
@@ -159,7 +159,7 @@ def test_an_engine_that_goes_round_and_computes_nothing_makes_no_progress(
     under_test.loop.add(Request("a", [1] * 40, SamplingParams(max_tokens=5), arrival_time=0.0))
     vitals = under_test.vitals
     eventually(lambda: vitals.is_busy and vitals.seconds_since_progress > 0.3)
-    eventually(lambda: vitals.seconds_since_turn < 0.3, "it still goes round")
+    eventually(lambda: vitals.seconds_since_pass < 0.3, "it still goes round")
     assert under_test.gate.batches == []
     under_test.loop.abort("a", FinishReason.CANCELLED)
     assert under_test.end_of("a") == "cancelled"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from service.worker.observe import vitals
-from service.worker.observe.vitals import LOOP_TURN_SECONDS, Vitals, WorkerState
+from service.worker.observe.vitals import LOOP_PASS_SECONDS, Vitals, WorkerState
 from service.worker.process.watch import EXIT_HUNG, Watch
 from tests.service.builders import (
     CHECKOUT,
@@ -67,7 +67,7 @@ def watched(clock: Clock) -> Watched:
 
 def test_a_thread_that_goes_round_no_more_is_named_and_the_worker_is_not_alive(watched: Watched):
     watched.vitals.beat("publisher")
-    watched.run(vitals.THREAD_TURN_SECONDS)
+    watched.run(vitals.THREAD_PASS_SECONDS)
     assert (watched.overdue, watched.vitals.is_alive) == ([], True)
     watched.run(1)
     assert (watched.overdue, watched.vitals.is_alive) == (["publisher"], False)
@@ -77,7 +77,7 @@ def test_a_thread_that_goes_round_no_more_is_named_and_the_worker_is_not_alive(w
 
 def test_a_rest_that_was_told_of_is_no_hang_and_what_is_longer_is(watched: Watched):
     watched.vitals.beat("heartbeat", rest_seconds=5000.0)
-    watched.run(5000.0 + vitals.THREAD_TURN_SECONDS)
+    watched.run(5000.0 + vitals.THREAD_PASS_SECONDS)
     assert watched.overdue == []
     watched.run(1)
     assert watched.overdue == ["heartbeat"]
@@ -85,7 +85,7 @@ def test_a_rest_that_was_told_of_is_no_hang_and_what_is_longer_is(watched: Watch
 
 def test_a_turn_of_many_calls_shows_a_sign_of_life_before_each(watched: Watched):
     for _ in watched.vitals.each("keeper", range(5)):
-        watched.run(vitals.THREAD_TURN_SECONDS)
+        watched.run(vitals.THREAD_PASS_SECONDS)
         assert watched.overdue == []
     watched.run(1)
     assert watched.overdue == ["keeper"]
@@ -94,7 +94,7 @@ def test_a_turn_of_many_calls_shows_a_sign_of_life_before_each(watched: Watched)
 @pytest.mark.parametrize("error", [None, ValueError("it died")])
 def test_a_thread_that_has_ended_is_waited_for_no_more(watched: Watched, error: Exception | None):
     def live() -> None:
-        watched.vitals.turned(is_busy=True)
+        watched.vitals.passed(is_busy=True)
         watched.run(STALL_SECONDS + 1)
         assert watched.overdue == ["engine"]
         if error is not None:
@@ -114,15 +114,15 @@ def test_a_thread_that_has_ended_is_waited_for_no_more(watched: Watched, error: 
     ("thread", "is_busy", "limit"),
     [
         ("engine", True, STALL_SECONDS),
-        ("engine", False, LOOP_TURN_SECONDS),
-        ("intake-3", False, vitals.THREAD_TURN_SECONDS),
+        ("engine", False, LOOP_PASS_SECONDS),
+        ("intake-3", False, vitals.THREAD_PASS_SECONDS),
     ],
 )
 def test_what_is_silent_for_twice_its_limit_ends_the_process(
     watched: Watched, thread: str, is_busy: bool, limit: float
 ):
     if thread == "engine":
-        watched.vitals.turned(is_busy=is_busy)
+        watched.vitals.passed(is_busy=is_busy)
     else:
         watched.vitals.beat(thread)
     watched.run(2 * limit)
@@ -133,8 +133,8 @@ def test_what_is_silent_for_twice_its_limit_ends_the_process(
 
 def test_a_step_that_is_long_or_a_model_that_loads_ends_no_process(watched: Watched):
     watched.run(HOURS)
-    watched.vitals.turned(is_busy=False)
-    watched.vitals.turned(is_busy=True)
+    watched.vitals.passed(is_busy=False)
+    watched.vitals.passed(is_busy=True)
     for _ in range(5):
         watched.run(2 * STALL_SECONDS - 1)
         watched.vitals.progressed()
@@ -144,7 +144,7 @@ def test_a_step_that_is_long_or_a_model_that_loads_ends_no_process(watched: Watc
 def test_an_engine_late_at_every_look_and_yet_going_on_ends_no_process(clock: Clock):
     vitals, ended = Vitals(stall_timeout_seconds=0.1, clock=clock), list[str]()
     watch = Watch(vitals, end=ended.append)
-    vitals.turned(is_busy=True)
+    vitals.passed(is_busy=True)
     for _ in range(100):
         clock.now += 1.0
         assert not vitals.is_alive
@@ -158,7 +158,7 @@ def test_a_process_that_stood_still_is_given_the_time_that_it_did_not_have(
     watched: Watched, num_naps: int
 ):
     """A step that takes nearly the stall timeout by itself, and any sleep in the middle of it."""
-    watched.vitals.turned(is_busy=True)
+    watched.vitals.passed(is_busy=True)
     watched.vitals.beat("publisher")
     for _ in range(num_naps):
         watched.sleep(HOURS)
@@ -237,13 +237,13 @@ def test_a_thread_that_hangs_is_told_by_livez_and_ends_the_process(queue: Queue,
     with worker, hanging(worker, thread) as hang:
         assert hang.has_begun.wait(PATIENCE_SECONDS)
         assert worker.get("/livez")[0] == 200
-        clock.now += vitals.THREAD_TURN_SECONDS + 1.0
+        clock.now += vitals.THREAD_PASS_SECONDS + 1.0
         # The others have not shown a sign of life in that time either, and do at once.
         eventually(lambda: overdue(worker) == [thread])
         status, body = worker.get("/livez")
         assert (status, f'"overdue": ["{thread}"]' in body) == (503, True)
         assert worker.metric("quire_threads_overdue", thread=thread.partition("-")[0]) == 1
-        for _ in range(int(vitals.THREAD_TURN_SECONDS)):
+        for _ in range(int(vitals.THREAD_PASS_SECONDS)):
             watch.check()
         assert ended == []
         watch.check()
@@ -260,7 +260,7 @@ def test_a_publisher_that_hangs_loses_its_claims_and_another_worker_goes_on(queu
     clock = offset_clock(worker)
     with worker, hanging(worker, "publisher") as hang:
         assert hang.has_begun.wait(PATIENCE_SECONDS)
-        clock.now += vitals.THREAD_TURN_SECONDS + 1.0
+        clock.now += vitals.THREAD_PASS_SECONDS + 1.0
         with WorkerThread(queue.settings()):
             output = queue.result(request_id)
         assert output.token_ids == expected_tokens((4, 5), max_tokens=20)
