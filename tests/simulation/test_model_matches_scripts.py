@@ -19,7 +19,7 @@ from tests.simulation.protocol_model import Scripts
 from tests.simulation.real_shard import RealShard, fresh_queue
 from tests.simulation.world import Scenario, scripts_of
 
-NUM_WALKS = int(os.environ.get("QUIRE_WALKS", "25"))
+NUM_WALKS = int(os.environ.get("QUIRE_WALKS", "12"))
 NUM_STEPS = 120
 
 #: Within so many walks a doctored model or script must be found out, if the paths have not done it.

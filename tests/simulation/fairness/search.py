@@ -206,7 +206,7 @@ def _broken(
 
 SCENARIOS = (
     Bounds("two tenants", (3, 3), (1, 1)),
-    Bounds("two tenants, more requests", (6, 5), (1, 1), sizes=(40,)),
+    Bounds("two tenants, more requests", (5, 4), (1, 1), sizes=(40,)),
     Bounds("two tenants, weights", (3, 3), (1, 3), sizes=(30, 90)),
     Bounds("three tenants", (2, 2, 2), (1, 1, 2), sizes=(40,)),
     Bounds("what is given back", (4, 2), (1, 1), sizes=(40,), num_ends=2),
@@ -214,6 +214,7 @@ SCENARIOS = (
 
 #: What the tests do not run; `python -m tests.simulation.fairness` does.
 LARGE_SCENARIOS = (
+    Bounds("two tenants, still more requests", (6, 5), (1, 1), sizes=(40,)),
     Bounds("two tenants, two sizes each", (4, 4), (1, 1)),
     Bounds("three tenants, two sizes each", (2, 2, 2), (1, 2, 5)),
     Bounds("what is given back, longer", (4, 3), (1, 1), sizes=(40,), num_ends=3),

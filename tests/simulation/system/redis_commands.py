@@ -98,20 +98,11 @@ class Commands:
             self.database.expiries[key] = self.now_ms() + int(milliseconds)
         return 1
 
-    def persist(self, key: bytes) -> int:
-        return int(
-            self.value(key) is not None and self.database.expiries.pop(key, None) is not None
-        )
-
     def pttl(self, key: bytes) -> int:
         if self.value(key) is None:
             return -2
         expiry = self.database.expiries.get(key)
         return -1 if expiry is None else expiry - self.now_ms()
-
-    def ttl(self, key: bytes) -> int:
-        left = self.pttl(key)
-        return left if left < 0 else (left + 500) // 1000
 
     def scan(self, _cursor: bytes, *options: bytes) -> list[Any]:
         """Everything at once, whatever COUNT says."""
@@ -218,9 +209,6 @@ class Commands:
 
     def scard(self, key: bytes) -> int:
         return len(self.typed(key, Members) or {})
-
-    def sismember(self, key: bytes, member: bytes) -> int:
-        return int(member in (self.typed(key, Members) or {}))
 
     # Sorted sets.
 

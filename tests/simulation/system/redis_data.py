@@ -56,13 +56,6 @@ class Stream:
         """The places of the entries from `first` to `last`, both included."""
         return range(bisect_left(self.ids, first), bisect_right(self.ids, last))
 
-    def find(self, entry_id: EntryId) -> tuple[bytes, ...] | None:
-        """The fields of an entry, None when there is none."""
-        place = bisect_left(self.ids, entry_id)
-        if place < len(self.ids) and self.ids[place] == entry_id:
-            return self.fields[place]
-        return None
-
     def delete(self, entry_id: EntryId) -> bool:
         place = bisect_left(self.ids, entry_id)
         if place == len(self.ids) or self.ids[place] != entry_id:

