@@ -42,7 +42,7 @@ from benchmarks.bench_streams import (
 from benchmarks.common.figures import machine, process_seconds
 from quire import Broker, connect
 from quire.cli.usage import positive
-from quire.queue.values import Claimed
+from quire.queue.claim.claim import Claimed
 
 _Found = TypeVar("_Found")
 

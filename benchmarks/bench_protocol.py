@@ -32,7 +32,9 @@ from benchmarks.common.arguments import names_of
 from benchmarks.common.queue_loader import QueueLoader, request_id_of
 from quire import Broker, Fairness, LocalRedis, connect
 from quire.cli.usage import positive
-from quire.queue.values import Claim, Claimed, CommitItem, CommitStatus
+from quire.queue.claim.claim import Claimed
+from quire.queue.publish.commit import CommitItem, CommitStatus
+from quire.queue.request.claims import Claim
 from quire.wire.codec import pack_ids
 
 #: Requests of one commit, and commits of one round.

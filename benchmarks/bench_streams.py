@@ -30,7 +30,8 @@ from quire import (
     connect,
     connect_async,
 )
-from quire.queue.values import Claimed, CommitItem
+from quire.queue.claim.claim import Claimed
+from quire.queue.publish.commit import CommitItem
 
 #: Streams read at once, and the tokens of each.
 NUM_STREAMS, NUM_TOKENS = 1_000, 32

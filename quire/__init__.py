@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     )
     from quire.queue.async_broker import connect_async
     from quire.queue.broker import Broker
+    from quire.queue.control.limits import QueueLimits
     from quire.queue.rank.fairness import Fairness
-    from quire.queue.values import QueueLimits, RequestStatus
+    from quire.queue.request.status import RequestStatus
     from quire.transport.connection import connect
     from quire.transport.local_redis import LocalRedis
     from quire.wire.arguments import RequestArguments
@@ -161,7 +162,8 @@ _NAMES_OF = {
         "Usage",
     ),
     "queue.rank.fairness": ("Fairness",),
-    "queue.values": ("QueueLimits", "RequestStatus"),
+    "queue.control.limits": ("QueueLimits",),
+    "queue.request.status": ("RequestStatus",),
 }
 
 _MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names}

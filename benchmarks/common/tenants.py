@@ -10,7 +10,10 @@ from dataclasses import dataclass, field
 from engine.engine import Engine
 from engine.request import Request
 from quire import Broker, Fairness
-from quire.queue.values import Claim, Claimed, CommitItem, QueuePolicy
+from quire.queue.claim.claim import Claimed
+from quire.queue.publish.commit import CommitItem
+from quire.queue.rank.policy import QueuePolicy
+from quire.queue.request.claims import Claim
 from quire.wire.output import Completion, FinishReason, State, Usage
 from quire.wire.protocol import GenerationRequest
 

@@ -30,8 +30,8 @@ from quire.client.handle import explain, retrying
 from quire.errors import InvalidRequest, OutputRewound, ProtocolError, QueueFull, UnknownRequest
 from quire.queue.broker import Broker
 from quire.queue.publish.output_log import OutputRead
-from quire.queue.routing import Parting, shard_of
-from quire.queue.values import Submitted
+from quire.queue.submit.routing import Parting, shard_of
+from quire.queue.submit.submit import Submitted
 from quire.transport.patience import Patience
 from quire.wire.output import Completion, State, TokenChunk
 

@@ -9,7 +9,7 @@ from quire.cli.console import Console, add_server, brokers_of
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
 from quire.errors import UnknownRequest
 from quire.queue.broker import Broker
-from quire.queue.routing import check_group_name, shard_of
+from quire.queue.submit.routing import check_group_name, shard_of
 
 #: Requests cancelled by one call; the server is busy with it for some milliseconds.
 CANCELS_PER_CALL = 256

@@ -26,7 +26,7 @@ from quire.cli.sources import worker_setting
 from quire.errors import QuireError
 from quire.queue.broker import Broker
 from quire.queue.repair.losses import Losses, inspect_losses
-from quire.queue.values import Lost
+from quire.queue.repair.restore import Lost
 from quire.queue.workers.workers import WorkerInfo
 from quire.transport.connection import is_of_database, is_of_stranger, translated
 

@@ -22,7 +22,8 @@ from quire.cli.tenants import show_tenants
 from quire.cli.usage import positive
 from quire.errors import UnknownRequest
 from quire.queue.broker import Broker
-from quire.queue.values import DeadLetter, RequestStatus
+from quire.queue.repair.dead_letters import DeadLetter
+from quire.queue.request.status import RequestStatus
 from quire.queue.view.view import Part, QueueView, view_queues
 from quire.queue.workers.workers import GONE_SECONDS
 from quire.wire.protocol import Activity

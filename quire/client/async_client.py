@@ -37,9 +37,9 @@ from quire.client.vectors import (
 from quire.errors import QuireError, RequestFailed
 from quire.queue.async_broker import AsyncBroker, connect_async
 from quire.queue.async_shard import taking_turns
-from quire.queue.routing import check_group_name, shard_of
-from quire.queue.submit.submitting import Item, must_ask_clock, ready_messages
-from quire.queue.values import RequestStatus
+from quire.queue.request.status import RequestStatus
+from quire.queue.submit.messages import Item, must_ask_clock, ready_messages
+from quire.queue.submit.routing import check_group_name, shard_of
 from quire.queue.workers.workers import adapters_of, kinds_of, models_of
 from quire.tracing import NO_HEADERS, sending
 from quire.transport.procedure import run_async

@@ -11,7 +11,7 @@ from quire.client.following import Following, raise_unless_completed
 from quire.client.handle import end_of, next_read
 from quire.client.steps import in_loop, in_turns
 from quire.queue.async_broker import AsyncBroker
-from quire.queue.values import RequestStatus
+from quire.queue.request.status import RequestStatus
 from quire.transport.procedure import run_async
 from quire.wire.output import Completion, State, TokenChunk
 

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.errors import RequestConflict
-from quire.queue.routing import is_found_by_key
-from quire.queue.submit.submitting import Item
-from quire.queue.values import Submitted
+from quire.queue.submit.messages import Item
+from quire.queue.submit.routing import is_found_by_key
+from quire.queue.submit.submit import Submitted
 from quire.wire.message import DIGEST_RULE, SEED_BYTES, Message
 from quire.wire.protocol import GenerationRequest
 from quire.wire.sampling import SamplingParams

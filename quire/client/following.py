@@ -20,7 +20,7 @@ from quire.errors import (
     UnknownRequest,
 )
 from quire.queue.publish.output_log import OutputRead
-from quire.queue.values import RequestStatus
+from quire.queue.request.status import RequestStatus
 from quire.transport.patience import Patience
 from quire.wire.history import EMPTY, extended
 from quire.wire.output import Completion, State, TokenChunk, is_prefix_hash

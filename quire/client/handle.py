@@ -12,7 +12,7 @@ from quire.client.steps import AnyBroker, BrokerCall, Collect, Pause, in_thread
 from quire.errors import BrokerUnavailable, OutputRewound, ProtocolError, QuireError, UnknownRequest
 from quire.queue.broker import Broker
 from quire.queue.publish.output_log import OutputRead
-from quire.queue.values import RequestStatus
+from quire.queue.request.status import RequestStatus
 from quire.transport.connection import MAX_BLOCK_SECONDS
 from quire.transport.patience import Patience
 from quire.transport.procedure import Procedure, run

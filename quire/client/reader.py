@@ -33,7 +33,7 @@ from quire.queue.publish.waits import (
     Waits,
     lowest_of,
 )
-from quire.queue.values import RequestStatus
+from quire.queue.request.status import RequestStatus
 from quire.transport.connection import MAX_BLOCK_SECONDS, Retrying
 from quire.transport.procedure import RoundTrip, run, send
 from quire.wire.output import State

@@ -10,20 +10,22 @@ from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 
 from quire.keys import Keys
-from quire.queue import reading
-from quire.queue.absence import absence
 from quire.queue.async_reader import AsyncReader
 from quire.queue.async_shard import AsyncShard, taking_turns
-from quire.queue.calls import submit_call
 from quire.queue.ends import telling
 from quire.queue.ends.telling import Delivery
 from quire.queue.groups import grouping
-from quire.queue.groups.grouping import FIRST_POSITION, GroupEnd, GroupProgress, at_most
+from quire.queue.groups.grouping import FIRST_POSITION, GroupEnd, GroupProgress
+from quire.queue.publish import output_log
 from quire.queue.publish.output_log import OutputRead
 from quire.queue.publish.waits import MAX_ENTRIES_PER_STREAM
-from quire.queue.submit.submitting import cancelling, discarding, script_settings, submitting
-from quire.queue.values import RequestStatus, Submitted
-from quire.queue.workers.workers import WorkerInfo
+from quire.queue.request.arguments import script_settings
+from quire.queue.request.status import RequestStatus, kept, status
+from quire.queue.streams import at_most
+from quire.queue.submit.cancel import cancel_many, cancelling, discarding
+from quire.queue.submit.submit import Submitted, submit_call, submitting
+from quire.queue.workers.absence import absence
+from quire.queue.workers.workers import WorkerInfo, workers
 from quire.transport.cluster.async_connection import connect_to_cluster_async
 from quire.transport.cluster.connection import is_cluster_url
 from quire.transport.connection import (
@@ -118,11 +120,11 @@ class AsyncBroker(AsyncShard):
 
     async def status(self, request_id: str) -> RequestStatus:
         """See `Broker.status`."""
-        return await self.run(reading.status(self.keys, request_id))
+        return await self.run(status(self.keys, request_id))
 
     async def kept(self, request_id: str) -> bytes | None:
         """See `Broker.kept`."""
-        return await self.run(reading.kept(self.keys, request_id))
+        return await self.run(kept(self.keys, request_id))
 
     async def read_output(
         self, seen: Mapping[str, int], *, block_seconds: float | None = None
@@ -130,11 +132,11 @@ class AsyncBroker(AsyncShard):
         """See `Broker.read_output`. A read that waits shares its XREAD with all others."""
         if block_seconds is not None and seen:
             return await self._reader.read(seen, timeout=min(block_seconds, MAX_BLOCK_SECONDS))
-        return await self.run(reading.read_output(self.keys, seen, count=MAX_ENTRIES_PER_STREAM))
+        return await self.run(output_log.read_output(self.keys, seen, count=MAX_ENTRIES_PER_STREAM))
 
     async def workers(self) -> list[WorkerInfo]:
         """See `Broker.workers`."""
-        return await self.run(reading.workers(self.keys))
+        return await self.run(workers(self.keys))
 
     async def absence(self) -> str | None:
         """See `Broker.absence`."""
@@ -173,7 +175,7 @@ class AsyncBroker(AsyncShard):
 
     async def cancel_many(self, request_ids: Sequence[str]) -> dict[str, State]:
         """See `Broker.cancel_many`."""
-        return await self.run(grouping.cancel_many(self.keys, request_ids))
+        return await self.run(cancel_many(self.keys, request_ids))
 
     # The ends of the queue; see `Telling`. A read that waits uses a connection of its own.
 

@@ -15,8 +15,7 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from quire.keys import Keys
-from quire.queue import reading, scripts
-from quire.queue.submit.submitting import Ask
+from quire.queue import clock, scripts
 from quire.transport.cluster.async_connection import for_key_async
 from quire.transport.connection import Attempts, is_of_replica, longest_block_of
 from quire.transport.durability import DurabilityRules
@@ -24,6 +23,7 @@ from quire.transport.patience import OUTAGE_RETRIES
 from quire.transport.procedure import Procedure, RoundTrip, run_async, send_async
 from quire.transport.script_runner import (
     Argument,
+    Ask,
     ScriptArguments,
     arguments_of,
     pipelines_of,
@@ -93,7 +93,7 @@ class AsyncShard:
 
     async def now_ms(self) -> int:
         """See `Broker.now_ms`."""
-        return await self.run(reading.now_ms())
+        return await self.run(clock.now_ms())
 
     async def run(self, procedure: Procedure[_Result]) -> _Result:
         """See `Shard.run`."""

@@ -12,22 +12,34 @@ from collections.abc import Mapping, Sequence
 import redis
 
 from quire.keys import Keys
-from quire.queue import reading
+from quire.queue.claim.claim import Claiming
+from quire.queue.control.controlling import Controlling
 from quire.queue.ends.telling import Telling
-from quire.queue.groups.grouping import Grouping, at_most
+from quire.queue.groups.grouping import Grouping
+from quire.queue.lease.lease import Leasing
 from quire.queue.lease.moving import Moving
-from quire.queue.operating import Operating
 from quire.queue.publish import output_log
+from quire.queue.publish.commit import Committing
 from quire.queue.publish.output_log import OutputRead
-from quire.queue.submit.submitting import cancelling, discarding, script_settings, submitting
-from quire.queue.values import RequestStatus, Submitted
-from quire.queue.working import Working
+from quire.queue.rank.policy import Announcing
+from quire.queue.repair.dead_letters import Requeuing
+from quire.queue.repair.restore import Restoring
+from quire.queue.request.arguments import script_settings
+from quire.queue.request.status import RequestStatus, kept, status
+from quire.queue.streams import at_most
+from quire.queue.submit.cancel import cancelling, discarding
+from quire.queue.submit.submit import Submitted, submitting
+from quire.queue.view.watching import Watching
+from quire.queue.workers.beats import Beating
 from quire.wire.message import Message
 from quire.wire.output import State
 from quire.wire.protocol import GenerationRequest
 
 
-class Broker(Working, Moving, Operating, Grouping, Telling):
+class Broker(
+    Claiming, Committing, Leasing, Moving, Restoring, Announcing, Beating,
+    Requeuing, Controlling, Watching, Grouping, Telling,
+):  # fmt: skip
     """The transitions of one queue shard over one Redis connection (see `connection.connect`).
 
     Safe to share between threads. Set the same durations for all brokers of a queue.
@@ -117,11 +129,11 @@ class Broker(Working, Moving, Operating, Grouping, Telling):
 
     def kept(self, request_id: str) -> bytes | None:
         """What the producer keeps with the request; None without it, or without the request."""
-        return self.run(reading.kept(self.keys, request_id))
+        return self.run(kept(self.keys, request_id))
 
     def status(self, request_id: str) -> RequestStatus:
         """A snapshot of the request. UnknownRequest if it does not exist or has expired."""
-        return self.run(reading.status(self.keys, request_id))
+        return self.run(status(self.keys, request_id))
 
     def read_output(
         self, seen: Mapping[str, int], *, block_seconds: float | None = None
@@ -132,4 +144,4 @@ class Broker(Working, Moving, Operating, Grouping, Telling):
         does not wait). A request without news, or that does not exist, is not in the result.
         """
         block, count = at_most(block_seconds, self._longest_block), output_log.MAX_ENTRIES_PER_READ
-        return self.run(reading.read_output(self.keys, seen, count=count, block_seconds=block))
+        return self.run(output_log.read_output(self.keys, seen, count=count, block_seconds=block))

@@ -9,14 +9,13 @@ from typing import Any, TypeVar
 import redis
 
 from quire.keys import Keys
-from quire.queue import reading, scripts
-from quire.queue.submit.submitting import Ask
+from quire.queue import clock, scripts
 from quire.transport.cluster.connection import for_key, owner_of
 from quire.transport.connection import Retrying, longest_block_of
 from quire.transport.durability import Durability
 from quire.transport.patience import OUTAGE_RETRIES
 from quire.transport.procedure import Command, Procedure, RoundTrip, run, send
-from quire.transport.script_runner import Argument, ScriptRunner
+from quire.transport.script_runner import Argument, Ask, ScriptRunner
 
 _Result = TypeVar("_Result")
 
@@ -68,7 +67,7 @@ class Shard:
 
     def now_ms(self) -> int:
         """The broker's clock, in unix milliseconds. Deadlines are times on this clock."""
-        return self.run(reading.now_ms())
+        return self.run(clock.now_ms())
 
     def run(self, procedure: Procedure[_Result]) -> _Result:
         """Runs a procedure on this shard: each step is one round trip, repeated while Redis fails.

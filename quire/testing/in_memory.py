@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING, Any
 from quire.client.client import Client
 from quire.errors import UNAVAILABLE, DeadlineExceeded, InvalidRequest, RequestFailed
 from quire.queue.broker import Broker
-from quire.queue.values import Claimed, CommitItem, CommitStatus
+from quire.queue.claim.claim import Claimed
+from quire.queue.publish.commit import CommitItem, CommitStatus
 from quire.testing.choices import choice_of, likelihoods
 from quire.testing.fake_tokens import logprobs_of, prompt_length, told_prompt_of
 from quire.wire.adapters import ADAPTER_SEPARATOR, adapter_of, name_with

@@ -63,6 +63,18 @@ class ScriptCall:
 
 
 @dataclass(frozen=True, slots=True)
+class Ask:
+    """The step of a procedure that runs one transition; its result is that of `run_many`.
+
+    `must_be_durable`: a durable queue waits for the disk, because the caller relies on the effect.
+    """
+
+    transition: str
+    calls: Sequence[ScriptCall]
+    must_be_durable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Begun:
     """Calls of one transition that were sent, and whose replies were not read yet."""
 

@@ -6,8 +6,10 @@ ProtocolError. It accepts no extension types, no keys other than strings and byt
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NoReturn
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NoReturn, TypeVar
 
 import msgpack
 
@@ -27,6 +29,10 @@ MAX_TOKEN_ID = (1 << 31) - 1
 
 #: The deepest level of maps and lists at which an error names its path.
 MAX_PATH_LENGTH = 16
+
+
+_Record = TypeVar("_Record")
+_log = logging.getLogger(__name__)
 
 
 class Unsendable(InvalidRequest):
@@ -109,6 +115,26 @@ def is_token_ids(value: object) -> bool:
     return isinstance(value, list) and all(
         type(item) is int and 0 <= item <= MAX_TOKEN_ID for item in value
     )
+
+
+def readable(read: Callable[[Any, Any], _Record], rows: Iterable[tuple[Any, Any]]) -> list[_Record]:
+    """What can be read of the rows; one that is not ours must not hide those that are."""
+    found = []
+    for row in rows:
+        try:
+            found.append(read(*row))
+        except ProtocolError as error:
+            _log.warning("left out: %s", error)
+    return found
+
+
+@contextlib.contextmanager
+def reading(what: str) -> Iterator[None]:
+    """ProtocolError in place of what Python raises when `what` is read and is not ours."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"{what} is damaged: {error!r}") from error
 
 
 def _decoded(data: bytes) -> Any:

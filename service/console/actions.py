@@ -11,9 +11,9 @@ from typing import NamedTuple
 from quire.errors import InvalidRequest, UnknownRequest
 from quire.queue.broker import Broker
 from quire.queue.control.control import Control
-from quire.queue.operating import MAX_REASON_LENGTH
+from quire.queue.control.controlling import MAX_REASON_LENGTH
+from quire.queue.control.limits import QueueLimits
 from quire.queue.rank.fairness import Fairness
-from quire.queue.values import QueueLimits
 from quire.wire.arguments import MAX_AHEAD_SECONDS
 from quire.wire.protocol import is_tenant_name
 from quire.wire.sizes import MAX_TOKENS_PER_REQUEST

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from quire.queue.values import Lost
+from quire.queue.repair.restore import Lost
 from quire.wire.protocol import Priority
 
 #: Seconds of a phase of a request.

@@ -7,7 +7,11 @@ import secrets
 from collections.abc import Sequence
 
 from quire.queue.broker import Broker
-from quire.queue.values import Claim, Claimed, CommitItem, QueueLimits, QueuePolicy
+from quire.queue.claim.claim import Claimed
+from quire.queue.control.limits import QueueLimits
+from quire.queue.publish.commit import CommitItem
+from quire.queue.rank.policy import QueuePolicy
+from quire.queue.request.claims import Claim
 from quire.wire.output import Activity, Completion, ErrorInfo, Execution, FinishReason, State, Usage
 from quire.wire.protocol import GenerationRequest, Priority
 from service.shared.batches import ledger

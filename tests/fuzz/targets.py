@@ -14,9 +14,11 @@ import msgpack
 
 from quire.batch.lines import BadLine, BatchLine, parse_line
 from quire.errors import InvalidRequest, ProtocolError
+from quire.queue.claim.claim import Claimed, claim_answer
 from quire.queue.publish.output_log import OutputRead
-from quire.queue.replies import claim_answer, dead_letter_of, status_of, worker_of
-from quire.queue.values import Claimed
+from quire.queue.repair.dead_letters import dead_letter_of
+from quire.queue.request.status import status_of
+from quire.queue.workers.workers import worker_of
 from quire.wire.codec import MAX_MESSAGE_BYTES, MAX_TOKEN_ID, pack, pack_ids, unpack, unpack_ids
 from quire.wire.logprobs import PromptToken, TokenLogprob, TopLogprob, pack_tokens
 from quire.wire.output import Completion, FinishReason, State, TokenChunk, Usage

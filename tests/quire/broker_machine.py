@@ -25,14 +25,10 @@ from hypothesis.stateful import (
 
 from quire.errors import UnknownRequest
 from quire.queue.broker import Broker
-from quire.queue.values import (
-    BackOff,
-    Claim,
-    Claimed,
-    CommitItem,
-    CommitStatus,
-    NotClaimedReason,
-)
+from quire.queue.claim.claim import Claimed, NotClaimedReason
+from quire.queue.lease.lease import BackOff
+from quire.queue.publish.commit import CommitItem, CommitStatus
+from quire.queue.request.claims import Claim
 from quire.wire.message import digest_of
 from quire.wire.output import ErrorInfo, State
 from tests.quire.books import unbalanced

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quire.queue.values import Candidate, Claim
+from quire.queue.claim.ingress import Candidate
+from quire.queue.request.claims import Claim
 from quire.wire.output import State
 
 

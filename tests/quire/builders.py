@@ -8,7 +8,9 @@ from typing import Any
 import redis
 
 from quire.queue.broker import Broker
-from quire.queue.values import Claim, Claimed, CommitItem, NotClaimed
+from quire.queue.claim.claim import Claimed, NotClaimed
+from quire.queue.publish.commit import CommitItem
+from quire.queue.request.claims import Claim
 from quire.transport.local_redis import LocalRedis
 from quire.wire.logprobs import TokenLogprob, TopLogprob
 from quire.wire.output import Completion, FinishReason, State, TokenChunk, Usage

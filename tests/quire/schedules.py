@@ -21,15 +21,11 @@ import redis
 
 from quire.errors import QuireError
 from quire.queue.broker import Broker
-from quire.queue.values import (
-    BackOff,
-    Candidate,
-    Claim,
-    Claimed,
-    CommitItem,
-    CommitReply,
-    CommitStatus,
-)
+from quire.queue.claim.claim import Claimed
+from quire.queue.claim.ingress import Candidate
+from quire.queue.lease.lease import BackOff
+from quire.queue.publish.commit import CommitItem, CommitReply, CommitStatus
+from quire.queue.request.claims import Claim
 from quire.wire.output import Completion, ErrorInfo, FinishReason, State
 from tests.quire.books import unbalanced
 from tests.quire.builders import Snapshot, make_request, read_all, token_ids_of

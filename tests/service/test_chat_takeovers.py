@@ -9,7 +9,8 @@ import pytest
 from quire.batch.batch import run_batch
 from quire.client.async_client import AsyncClient
 from quire.client.client import Client
-from quire.queue.values import Claimed, CommitItem
+from quire.queue.claim.claim import Claimed
+from quire.queue.publish.commit import CommitItem
 from tests.service.builders import Output, Queue, StepGate, WorkerThread, expected_tokens
 from tests.service.fake_model import EOS_ID, byte_tokenizer, render_chat, text_of
 from tests.service.gateway.builders import GatewayThread

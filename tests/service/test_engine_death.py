@@ -5,7 +5,7 @@ from structlog.testing import capture_logs
 
 from engine.batch import Batch
 from engine.errors import DeviceFailed
-from quire.queue.values import BackOff
+from quire.queue.lease.lease import BackOff
 from tests.service.builders import PATIENCE_SECONDS, Queue, WorkerThread, expected_tokens
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from quire.client.client import Client
 from quire.errors import DurabilityUnavailable
-from quire.queue.routing import shard_of
+from quire.queue.submit.routing import shard_of
 from quire.transport.local_redis import LocalRedis
 from tests.service.builders import (
     Queue,

@@ -15,8 +15,13 @@ import redis
 
 from quire.errors import QueueFull, UnknownRequest
 from quire.queue.broker import Broker
-from quire.queue.calls import restore_call
-from quire.queue.values import BackOff, Candidate, Claim, Claimed, CommitItem, DeadLetter
+from quire.queue.claim.claim import Claimed
+from quire.queue.claim.ingress import Candidate
+from quire.queue.lease.lease import BackOff
+from quire.queue.publish.commit import CommitItem
+from quire.queue.repair.dead_letters import DeadLetter
+from quire.queue.request.arguments import call_on
+from quire.queue.request.claims import Claim
 from quire.wire.output import Completion, ErrorInfo
 from quire.wire.protocol import GenerationRequest, Priority
 from tests.quire.builders import Snapshot, make_request, pass_moment, queue_keys
@@ -123,8 +128,7 @@ class RealShard:
             return str(answer.reason), answer.ended
         assert answer.claim.owner == naming.owner_name(call.owner)
         tokens = tuple(token for chunk in answer.published for token in chunk.token_ids)
-        claim = answer.claim
-        cancel, trial = answer.cancel_requested, answer.trial_tokens
+        claim, cancel, trial = answer.claim, answer.cancel_requested, answer.trial_tokens
         arrival = naming.number(self._arrivals, answer.arrival_us)
         return "claimed", claim.epoch, answer.attempts, cancel, tokens, trial, arrival
 
@@ -156,17 +160,15 @@ class RealShard:
         return tuple((self.names.index(r.request_id), str(r.state)) for r in self.broker.reap())
 
     def _promote(self, _call: Call) -> Any:
-        promoted = self.broker.promote()
-        return tuple((self.names.index(p.request_id), str(p.state)) for p in promoted)
+        return tuple((self.names.index(p.request_id), str(p.state)) for p in self.broker.promote())
 
     def _expire(self, call: Call) -> Any:
         if call.flag:
-            name = self.names[call.request]
-            return str(self.broker.end_overdue([name]).get(name, ""))
+            return "".join(self.broker.end_overdue([self.names[call.request]]).values())
         return tuple((self.names.index(e.request_id), str(e.state)) for e in self.broker.expire())
 
     def _restore(self, call: Call) -> Any:
-        restore = restore_call(self.broker.keys, [self.names[call.request]])
+        restore = call_on(self.broker.keys, [self.names[call.request]])
         return self.broker._scripts.run("restore", restore)[0].decode()
 
     def _requeue(self, call: Call) -> Any:

@@ -15,9 +15,20 @@ import redis
 from redis.exceptions import ResponseError
 
 from quire.keys import GROUP, Keys
-from quire.queue.values import Candidate
 from quire.transport.connection import MAX_BLOCK_SECONDS, Retrying
 from quire.wire.protocol import Priority
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A queued request that a worker may try to claim; not a right to run it.
+
+    The lower the rank, the sooner it is due; in microseconds, see ranking.lua.
+    """
+
+    request_id: str
+    priority: Priority
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quire.queue.control.defaults import QueueDefaults, defaults_of
-from quire.queue.rank.fairness import Fairness
-from quire.queue.replies import fairness_of, limits_of, policy_of
-from quire.queue.values import QueueLimits, QueuePolicy
+from quire.queue.control.limits import QueueLimits, limits_of
+from quire.queue.rank.fairness import Fairness, fairness_of
+from quire.queue.rank.policy import QueuePolicy, policy_of
 
 #: How many ends a shard keeps unless operators set another number, as in `ends.lua`.
 ENDS_KEPT = 10_000

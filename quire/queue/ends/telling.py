@@ -15,19 +15,14 @@ from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from quire.errors import BrokerUnavailable, ProtocolError
 from quire.keys import Keys
-from quire.queue.groups.grouping import at_most
-from quire.queue.publish.output_log import entries_by_stream
-from quire.queue.reading import read_streams
 from quire.queue.shard import Shard
+from quire.queue.streams import at_most, entries_by_stream, read_streams
 from quire.transport.connection import translated
 from quire.transport.procedure import Procedure, RoundTrip, command
 from quire.wire.ends import BatchEnd, End
 
 #: The most ends taken by one read.
 MAX_TOLD_PER_READ = 256
-
-#: The most that operators may set; some gigabytes.
-MOST_ENDS = 10_000_000
 
 _log = logging.getLogger("quire")
 
@@ -47,12 +42,6 @@ class Delivery:
 
 class Telling(Shard):
     """The side of a Broker for the ends of its shard."""
-
-    def keep_ends(self, number: int) -> None:
-        """About how many ends this shard keeps from now on; with 0 it tells none. ValueError."""
-        if not 0 <= number <= MOST_ENDS:
-            raise ValueError(f"the number of ends must be from 0 to {MOST_ENDS}")
-        self._read(command("hset", self.keys.control, "ends", number))
 
     def told(self, *, after: str, block_seconds: float | None = None) -> list[End]:
         """The ends after a cursor, in order; waits for one as `read_output` does.

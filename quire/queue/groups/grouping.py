@@ -8,14 +8,15 @@ from typing import Any
 
 from quire.errors import QuireError
 from quire.keys import GROUP_SEPARATOR, Keys
-from quire.queue.calls import MAX_ITEMS_PER_CALL, cancel_call, expire_call
-from quire.queue.publish.output_log import entries_by_stream
-from quire.queue.reading import now_ms, read_streams
-from quire.queue.replies import reading
+from quire.queue.clock import now_ms
+from quire.queue.lease.moving import expire_call
+from quire.queue.request.arguments import MAX_ITEMS_PER_CALL
 from quire.queue.shard import Shard
-from quire.queue.submit.submitting import Ask
+from quire.queue.streams import at_most, entries_by_stream, read_streams
+from quire.queue.submit.cancel import cancel_many, states_of
 from quire.transport.procedure import Procedure, RoundTrip, command
-from quire.transport.script_runner import raise_if_error
+from quire.transport.script_runner import Ask
+from quire.wire.codec import reading
 from quire.wire.output import State
 
 #: The cursor with which a reader of a group's ends begins.
@@ -178,18 +179,12 @@ def read_ends(
     return [end for _, entries in entries_by_stream(reply) for end in ends_in(entries)]
 
 
-def cancel_many(keys: Keys, request_ids: Sequence[str]) -> Procedure[dict[str, State]]:
-    """See `Grouping.cancel_many`."""
-    replies = yield Ask("cancel", [cancel_call(keys, request_id) for request_id in request_ids])
-    return _states_of(request_ids, replies)
-
-
 def end_overdue(keys: Keys, request_ids: Sequence[str]) -> Procedure[dict[str, State]]:
     """See `Grouping.end_overdue`."""
     replies = yield Ask("expire", [expire_call(keys, [request_id]) for request_id in request_ids])
     # Each call is about one request, and its reply a list of one state.
     states = [reply if isinstance(reply, QuireError) else reply[0] for reply in replies]
-    return _states_of(request_ids, states)
+    return states_of(request_ids, states)
 
 
 def overdue(keys: Keys, group: str) -> Procedure[list[str]]:
@@ -215,11 +210,6 @@ def before(position: str) -> str:
     return f"{time_ms}-{number - 1}" if number else f"{time_ms - 1}-{_LAST_NUMBER}"
 
 
-def at_most(seconds: float | None, longest: float) -> float | None:
-    """For how many seconds a read may block; None does not wait."""
-    return None if seconds is None else min(seconds, longest)
-
-
 def counts_of(fields: Mapping[bytes, bytes]) -> dict[State, int]:
     """Reads the counts of a group. ProtocolError."""
     with reading("a count of the group"):
@@ -239,12 +229,3 @@ def ends_in(entries: Iterable[Any]) -> list[GroupEnd]:
             )
             for entry_id, fields in entries
         ]
-
-
-def _states_of(request_ids: Sequence[str], replies: Sequence[Any]) -> dict[str, State]:
-    """The states in the replies to a transition, without empty replies. Raises the first error."""
-    return {
-        request_id: State(reply.decode())
-        for request_id, reply in zip(request_ids, map(raise_if_error, replies), strict=True)
-        if reply
-    }

@@ -7,6 +7,8 @@ from typing import Any
 
 from quire.errors import ProtocolError
 from quire.keys import Keys
+from quire.queue.streams import entries_by_stream, read_streams
+from quire.transport.procedure import Procedure
 from quire.wire.output import Completion, TokenChunk, split_entry_id
 
 #: The most entries of one log taken at once; the rest comes with the next read.
@@ -98,11 +100,15 @@ def logs_in(reply: Any, keys: Keys, seen: Mapping[str, int]) -> dict[str, Output
     }
 
 
-def entries_by_stream(reply: Any) -> list[tuple[bytes, Any]]:
-    """The reply to XREAD or XREADGROUP as pairs of stream and entries.
+def read_output(
+    keys: Keys, seen: Mapping[str, int], *, count: int, block_seconds: float | None = None
+) -> Procedure[dict[str, OutputRead]]:
+    """See `Broker.read_output`; `count` is the most entries of one log.
 
-    The protocols 2 and 3 of Redis have different shapes for it, and for an empty one.
+    The first chunk of an answer may start beyond `seen` only if the log itself has a gap.
     """
-    if isinstance(reply, dict):
-        return [(stream, entries) for stream, (entries,) in reply.items()]
-    return [(stream, entries) for stream, entries in reply or []]
+    if not seen:
+        return {}
+    after = log_positions(keys, seen)
+    (reply,) = yield read_streams(after, count=count, block_seconds=block_seconds)
+    return logs_in(reply, keys, seen)

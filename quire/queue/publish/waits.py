@@ -14,7 +14,8 @@ from typing import Any
 
 from quire.errors import BrokerUnavailable, QuireError
 from quire.keys import Keys
-from quire.queue.publish.output_log import OutputRead, entries_by_stream, log_positions, logs_in
+from quire.queue.publish.output_log import OutputRead, log_positions, logs_in
+from quire.queue.streams import entries_by_stream
 from quire.transport.connection import is_refused
 from quire.transport.procedure import Procedure, RoundTrip, command
 

@@ -12,7 +12,7 @@ from typing import Any
 import redis
 
 from quire.keys import Keys
-from quire.queue.values import Lost
+from quire.queue.repair.restore import Lost
 from quire.transport.cluster.connection import for_key
 from quire.transport.connection import Retrying
 

@@ -16,12 +16,13 @@ from redis.exceptions import ResponseError
 
 from quire.errors import BrokerUnavailable, ProtocolError
 from quire.keys import GROUP, Keys
-from quire.queue.replies import POLICY_FIELDS, ms_of, policy_of, reading, workers_in
-from quire.queue.values import QueuePolicy
-from quire.queue.workers.workers import WorkerInfo
+from quire.queue.clock import ms_of
+from quire.queue.rank.policy import POLICY_FIELDS, QueuePolicy, policy_of
+from quire.queue.workers.workers import WorkerInfo, workers_in
 from quire.transport.cluster.parts import at_each_node, servers_of
 from quire.transport.connection import Retrying
 from quire.transport.procedure import Command, Procedure, RoundTrip, command
+from quire.wire.codec import reading
 from quire.wire.protocol import Activity, Priority
 
 _State = TypeVar("_State")

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.keys import Keys
-from quire.queue.replies import backlog_of, fairness_of, limits_of
+from quire.queue.control.limits import backlog_of, limits_of
+from quire.queue.rank.fairness import fairness_of
 from quire.transport.procedure import Procedure, RoundTrip, command
 from quire.wire.protocol import Priority
 

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 import redis
 
 from quire.keys import Keys
+from quire.queue.clock import ms_of
 from quire.queue.control.control import Control
-from quire.queue.replies import backlog_of, ms_of
-from quire.queue.values import Backlog, QueuePolicy
+from quire.queue.control.limits import Backlog, backlog_of
+from quire.queue.rank.policy import QueuePolicy
 from quire.queue.view.inspection import IngressState, ShardState, read_shards, states
 from quire.queue.view.tenants import SharingState, TenantState, sharing, tenants
 from quire.queue.workers.workers import WorkerInfo, in_all_shards

@@ -1,10 +1,15 @@
-"""What workers tell in the registry, and what is concluded from it. Knows no Redis."""
+"""What workers tell in the registry, and what is concluded from it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
+from quire.keys import Keys
+from quire.queue.clock import now_ms
+from quire.transport.procedure import Procedure, RoundTrip, command
+from quire.wire.codec import readable, reading, unpack_map
 from quire.wire.output import Activity
 from quire.wire.pooling import POOLED_KINDS
 
@@ -127,3 +132,37 @@ def kinds_of(workers: Iterable[WorkerInfo]) -> dict[str, str]:
         for kind in POOLED_KINDS
         if worker.model and worker.is_alive and worker.load.get(kind)
     }
+
+
+def workers(keys: Keys) -> Procedure[list[WorkerInfo]]:
+    """See `Broker.workers`."""
+    (rows,) = yield RoundTrip((command("hgetall", keys.workers),))
+    now = yield from now_ms()
+    return sorted(workers_in(rows, now_ms=now), key=lambda info: info.name)
+
+
+def worker_of(name: bytes, value: bytes, *, now_ms: int) -> WorkerInfo:
+    """Reads a field of the workers hash: last seen, state and load, parted by spaces.
+
+    ProtocolError when it is not ours.
+    """
+    with reading(f"the word of worker {name!r}"):
+        seen_ms, state, load = value.split(b" ", 2)
+        seconds = max(0, now_ms - int(seen_ms)) / 1000
+        known = unpack_map(load)
+        adapters = dict(known.get("adapters", {}))
+        return WorkerInfo(
+            name.decode(),
+            state.decode(),
+            seconds,
+            # Of what a later version tells, whoever prints numbers can only leave out the rest.
+            {key: value for key, value in known.items() if isinstance(value, int | float)},
+            model=str(known.get("model", "")),
+            adapters={str(adapter): str(revision) for adapter, revision in adapters.items()},
+            policy=str(known.get("policy", "")),
+        )
+
+
+def workers_in(registry: Mapping[bytes, bytes], *, now_ms: int) -> list[WorkerInfo]:
+    """The workers that have signed a registry, without those whose word cannot be read."""
+    return readable(partial(worker_of, now_ms=now_ms), registry.items())

@@ -6,7 +6,7 @@ from typing import Any
 
 from quire.errors import ProtocolError
 from quire.queue.broker import Broker
-from quire.queue.replies import ms_of
+from quire.queue.clock import ms_of
 from quire.transport.procedure import Procedure, RoundTrip, command
 from service.shared.batches.records import ENDED, BatchRecord
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from quire.keys import Keys
-from quire.queue.replies import ms_of
+from quire.queue.clock import ms_of
 from quire.queue.view.inspection import read_shards
 from quire.queue.view.view import Part, QueueView
 from quire.records import State

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from quire.errors import InvalidRequest, ProtocolError, UnknownRequest
 from quire.queue.broker import Broker
-from quire.queue.replies import dead_letter_of, ms_of
-from quire.queue.values import DeadLetter
+from quire.queue.clock import ms_of
+from quire.queue.repair.dead_letters import DeadLetter, dead_letter_of
 from quire.transport.procedure import Procedure, RoundTrip, command
 from quire.wire.output import split_entry_id
 from quire.wire.protocol import GenerationRequest

@@ -7,8 +7,8 @@ from typing import Any
 from quire.errors import ProtocolError
 from quire.keys import Keys
 from quire.queue.broker import Broker
-from quire.queue.replies import ms_of, status_of
-from quire.queue.values import RequestStatus
+from quire.queue.clock import ms_of
+from quire.queue.request.status import RequestStatus, status_of
 from quire.record import STATUS_FIELDS
 from quire.transport.procedure import Procedure, RoundTrip, command
 from quire.wire.ends import End

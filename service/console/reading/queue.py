@@ -6,7 +6,7 @@ import redis
 
 from quire.keys import Keys
 from quire.queue.broker import Broker
-from quire.queue.routing import shard_of
+from quire.queue.submit.routing import shard_of
 from quire.queue.view.view import Part, QueueView, view_queues
 
 #: How long a call of a page is retried. Short, because a person waits.

@@ -7,9 +7,9 @@ from typing import Any
 from quire.cli.console import plain
 from quire.errors import InvalidRequest, ProtocolError, UnknownRequest
 from quire.queue.broker import Broker
-from quire.queue.replies import reading
-from quire.queue.values import RequestStatus
+from quire.queue.request.status import RequestStatus
 from quire.transport.procedure import Procedure, RoundTrip, command
+from quire.wire.codec import reading
 from quire.wire.output import Completion, TokenChunk
 from quire.wire.protocol import GenerationRequest
 

@@ -13,7 +13,7 @@ from quire.openai.responses.call import RESPONSE_ID, Kept
 from quire.openai.responses.events import Event, OutputEvents
 from quire.openai.responses.items import as_input
 from quire.openai.responses.resource import STATUS_OF, resource
-from quire.queue.values import RequestStatus
+from quire.queue.request.status import RequestStatus
 from quire.wire.output import Completion
 from service.gateway.callers import Caller
 from service.gateway.idempotency import CallRecord

@@ -14,12 +14,11 @@ import redis.asyncio
 
 from quire.keys import Keys
 from quire.queue.async_shard import AsyncShard
-from quire.queue.replies import ms_of
+from quire.queue.clock import ms_of
 from quire.queue.scripts import BATCHES
 from quire.queue.shard import Shard
-from quire.queue.submit.submitting import Ask
 from quire.transport.procedure import Procedure, RoundTrip, command
-from quire.transport.script_runner import Argument, ScriptCall, raise_if_error
+from quire.transport.script_runner import Argument, Ask, ScriptCall, raise_if_error
 from service.shared.batches.records import BatchRecord, FileRecord
 
 #: How long a file may be uploaded before its reservation is given up.
@@ -33,6 +32,9 @@ MAX_LISTED = 100
 
 #: How long a call is retried while Redis does not answer.
 RETRY_SECONDS = 2.0
+
+#: The transitions after which a caller of a durable queue relies on what it has sent.
+_DURABLE = frozenset({"publish_file", "create_batch"})
 
 _Record = TypeVar("_Record", FileRecord, BatchRecord)
 
@@ -319,7 +321,8 @@ def forget_batch(keys: Keys, batch_id: str, *, tenant: str) -> Procedure[None]:
 
 
 def _asked(transition: str, names: Sequence[str], *arguments: Argument) -> Procedure[Any]:
-    (reply,) = yield Ask(f"{BATCHES}{transition}", [ScriptCall(names, arguments)])
+    call = ScriptCall(names, arguments)
+    (reply,) = yield Ask(f"{BATCHES}{transition}", [call], must_be_durable=transition in _DURABLE)
     return raise_if_error(reply)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire.errors import InvalidRequest
-from quire.queue.replies import reading
+from quire.wire.codec import reading
 
 #: Ids of files and batches: a prefix, and 128 bits in hex.
 FILE_ID = re.compile(r"file-[0-9a-f]{32}")

@@ -10,7 +10,7 @@ from time import monotonic
 
 from engine.request import Priority
 from quire.queue.broker import Broker
-from quire.queue.values import Candidate
+from quire.queue.claim.ingress import Candidate
 from quire.wire.protocol import Priority as WirePriority
 from service.worker.outgoing.contact import Contact
 

@@ -14,14 +14,10 @@ import structlog
 from engine.request import Priority
 from quire.errors import UNAVAILABLE, ProtocolError, QuireError
 from quire.queue.broker import Broker
-from quire.queue.values import (
-    Candidate,
-    Claimed,
-    NotClaimed,
-    NotClaimedReason,
-    QueuePolicy,
-    new_owner,
-)
+from quire.queue.claim.claim import Claimed, NotClaimed, NotClaimedReason
+from quire.queue.claim.ingress import Candidate
+from quire.queue.rank.policy import QueuePolicy
+from quire.queue.request.claims import new_owner
 from service.worker.incoming.candidates import Candidates
 from service.worker.incoming.compiling import Compiling
 from service.worker.incoming.reception import Opened, Reception

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from engine.request import Priority
 from quire.errors import InvalidRequest
-from quire.queue.values import Claim, Claimed
+from quire.queue.claim.claim import Claimed
+from quire.queue.request.claims import Claim
 from quire.tracing import TRACE_HEADER
 from quire.wire.protocol import GenerationRequest
 from service.shared.logs import trace_ids

@@ -14,7 +14,9 @@ import structlog
 from engine.request import FinishReason, Priority
 from quire.errors import InvalidRequest, ProtocolError, QuireError, UnsupportedVersion
 from quire.queue.broker import Broker
-from quire.queue.values import Candidate, Claim, Claimed
+from quire.queue.claim.claim import Claimed
+from quire.queue.claim.ingress import Candidate
+from quire.queue.request.claims import Claim
 from quire.wire.protocol import GenerationRequest
 from service.worker.incoming.compiling import Compiling
 from service.worker.incoming.conversion import engine_request

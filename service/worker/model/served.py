@@ -18,7 +18,7 @@ from engine.config import NUM_SEQS, EngineConfig
 from engine.engine import Engine
 from engine.errors import ModelRefused
 from engine.port import TokenEngine
-from quire.queue.values import QueuePolicy
+from quire.queue.rank.policy import QueuePolicy
 from service.shared.logs import take_over_libraries
 from service.worker.constraints.grammars import Grammars, NoGrammars, load_grammars
 from service.worker.model.adapters import adapters_in

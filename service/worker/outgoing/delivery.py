@@ -13,7 +13,8 @@ from engine.logprobs import Logprobs
 from engine.port import RequestOutput
 from engine.request import Request
 from quire.errors import InvalidRequest, ProtocolError
-from quire.queue.values import Claim, CommitItem, CommitReply, CommitStatus
+from quire.queue.publish.commit import CommitItem, CommitReply, CommitStatus
+from quire.queue.request.claims import Claim
 from quire.records import PromptToken
 from quire.wire.codec import MAX_MESSAGE_BYTES
 from quire.wire.logprobs import TokenLogprob, ToldPrompt, TopLogprob

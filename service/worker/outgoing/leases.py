@@ -18,7 +18,10 @@ import structlog
 
 from quire.errors import UNAVAILABLE, ProtocolError
 from quire.queue.broker import Broker
-from quire.queue.values import Claim, Expired, HeartbeatReply, Promoted, Reaped, Restored
+from quire.queue.lease.lease import HeartbeatReply
+from quire.queue.lease.moving import Expired, Promoted, Reaped
+from quire.queue.repair.restore import Restored
+from quire.queue.request.claims import Claim
 from quire.wire.output import State
 from service.worker.observe.metrics import Metrics
 from service.worker.observe.vitals import Vitals, WorkerState

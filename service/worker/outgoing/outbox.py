@@ -17,7 +17,8 @@ from engine.port import RequestOutput
 from engine.request import Activity as EngineActivity
 from engine.request import FinishReason, Priority
 from quire.errors import InvalidRequest
-from quire.queue.values import Claim, CommitItem, CommitReply, CommitStatus
+from quire.queue.publish.commit import CommitItem, CommitReply, CommitStatus
+from quire.queue.request.claims import Claim
 from quire.wire.protocol import Activity, Completion, ErrorInfo
 from service.worker.outgoing.completions import Origin, completion_of
 from service.worker.outgoing.delivery import Delivery

@@ -18,8 +18,8 @@ import structlog
 from engine.request import FinishReason
 from quire.errors import UNAVAILABLE, ProtocolError
 from quire.queue.broker import Broker
-from quire.queue.values import BackOff, CommitItem, CommitReply, CommitStatus
-from quire.queue.working import BegunCommit
+from quire.queue.lease.lease import BackOff
+from quire.queue.publish.commit import BegunCommit, CommitItem, CommitReply, CommitStatus
 from quire.wire.protocol import ErrorInfo, Execution
 from service.worker.observe.metrics import Metrics
 from service.worker.observe.vitals import Vitals

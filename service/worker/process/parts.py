@@ -10,7 +10,7 @@ from functools import cached_property, partial
 
 import redis
 
-from quire.queue.values import QueuePolicy
+from quire.queue.rank.policy import QueuePolicy
 from quire.wire.protocol import Activity
 from service.shared.settings.sources import ConfigurationError
 from service.worker.incoming.compiling import Compiling

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from quire.queue.routing import shard_of
+from quire.queue.submit.routing import shard_of
 from tests.chaos.callers import Wanted
 from tests.chaos.cluster.stage import NUM_SHARDS, PATIENCE_SECONDS, ClusterStage
 from tests.chaos.cluster.worker import NEVER_ASKS, NOT_FOLLOWED

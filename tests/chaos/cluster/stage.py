@@ -21,7 +21,7 @@ from quire import Client
 from quire.errors import BrokerUnavailable, UnknownRequest
 from quire.keys import Keys
 from quire.queue.broker import Broker
-from quire.queue.routing import shard_of
+from quire.queue.submit.routing import shard_of
 from quire.transport.cluster.connection import for_key
 from quire.transport.connection import connect
 from quire.transport.local_redis import INSTALL_HINT, server_program

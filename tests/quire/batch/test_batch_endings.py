@@ -6,7 +6,7 @@ import time
 import pytest
 
 from quire import Broker, QueueFull, State
-from quire.queue.values import CommitItem
+from quire.queue.publish.commit import CommitItem
 from quire.testing.in_memory import FakeQuire
 from tests.quire.batch_folder import Folder, ask, waiting_for
 from tests.quire.builders import claim_next, make_completion, make_item

@@ -42,7 +42,7 @@ def test_a_person_is_told_that_nobody_of_that_name_is_there(quire, real_broker, 
 
 
 def test_all_open_requests_of_a_tenant_are_found_however_many_there_are(real_broker, monkeypatch):
-    monkeypatch.setattr("quire.queue.operating.OPEN_PER_LOOK", 10)
+    monkeypatch.setattr("quire.queue.view.watching.OPEN_PER_LOOK", 10)
     requests = [make_request(id=f"r{n:03}", tenant="xy"[n % 2]) for n in range(600)]
     real_broker.submit_many(requests)
     assert real_broker.open_of("x") == [f"r{n:03}" for n in range(0, 600, 2)]

@@ -6,8 +6,8 @@ import pytest
 
 from quire.errors import QueueFull
 from quire.queue.control.defaults import QueueDefaults
+from quire.queue.control.limits import QueueLimits
 from quire.queue.rank.fairness import Fairness
-from quire.queue.values import QueueLimits
 from tests.quire.builders import make_request
 
 pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(60)]

@@ -2,8 +2,9 @@
 
 import pytest
 
+from quire.queue.control.limits import QueueLimits
+from quire.queue.publish.commit import CommitItem
 from quire.queue.rank.fairness import Fairness
-from quire.queue.values import CommitItem, QueueLimits
 from quire.records import Activity
 from tests.quire.builders import claim_next, make_item, make_request, pass_moment
 from tests.quire.cli.test_cli import records

@@ -14,9 +14,9 @@ from quire.client.reader import SharedReadsBroker
 from quire.queue import async_broker
 from quire.queue.async_broker import AsyncBroker, connect_async
 from quire.queue.async_shard import MAX_CALLS, REQUESTS_PER_TURN
-from quire.queue.routing import Parting
-from quire.queue.submit import submitting
-from quire.queue.values import Submitted
+from quire.queue.submit import messages
+from quire.queue.submit.routing import Parting
+from quire.queue.submit.submit import Submitted
 from quire.testing.in_memory import FakeQuire, FakeWorker
 from quire.transport.connection import connect
 from tests.quire.builders import claim_next, make_item, make_request, queue_keys, text_of, token_at
@@ -351,7 +351,7 @@ def test_a_loop_gets_on_while_many_requests_are_made_ready(connection, broker, m
 
         monkeypatch.setattr(module, name, make_and_look)
 
-    watched(submitting, "build_request")
+    watched(messages, "build_request")
     watched(async_broker, "submit_call")
 
     async def others():

@@ -7,7 +7,7 @@ import pytest
 
 from quire import Client, InvalidRequest, QueueFull, QueueLimits, WaitTimeout
 from quire.client.following import Following
-from quire.queue.values import BackOff
+from quire.queue.lease.lease import BackOff
 from quire.wire.output import ErrorInfo, State
 from quire.wire.protocol import GenerationRequest
 from tests.quire.builders import claim_next, make_completion, make_item, make_request, text_of

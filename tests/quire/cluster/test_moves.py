@@ -15,7 +15,8 @@ from quire import AsyncClient, Client, connect
 from quire.errors import BrokerUnavailable
 from quire.keys import Keys
 from quire.queue.broker import Broker
-from quire.queue.values import Claimed, CommitItem
+from quire.queue.claim.claim import Claimed
+from quire.queue.publish.commit import CommitItem
 from quire.transport.cluster import connection as cluster_connection
 from quire.transport.cluster.redirects import Doubt
 from tests.quire.clusters import Cluster, Node, another, until

@@ -11,7 +11,9 @@ import redis
 from quire import Client, connect
 from quire.keys import Keys
 from quire.queue.broker import Broker
-from quire.queue.values import Claim, Claimed, CommitItem
+from quire.queue.claim.claim import Claimed
+from quire.queue.publish.commit import CommitItem
+from quire.queue.request.claims import Claim
 from tests.quire.clusters import Cluster
 
 pytestmark = pytest.mark.real_redis

@@ -168,7 +168,7 @@ def test_a_client_in_a_loop_says_the_same(real_server, real_broker, caplog, ende
 
 
 def id_in_shard(shard, shards):
-    from quire.queue.routing import shard_of
+    from quire.queue.submit.routing import shard_of
 
     return next(f"r{n}" for n in range(99) if shard_of(f"r{n}", shards) == shard)
 

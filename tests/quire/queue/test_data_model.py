@@ -11,9 +11,12 @@ from redis.crc import key_slot
 from quire.errors import ProtocolError
 from quire.keys import Keys
 from quire.queue.broker import Broker
+from quire.queue.claim.claim import Claimed
+from quire.queue.control.limits import QueueLimits
+from quire.queue.lease.lease import BackOff
 from quire.queue.rank.fairness import Fairness
+from quire.queue.rank.policy import QueuePolicy
 from quire.queue.scripts import TRANSITIONS, load_source
-from quire.queue.values import BackOff, Claimed, QueueLimits, QueuePolicy
 from quire.transport.connection import connect
 from quire.transport.local_redis import URL_VARIABLE, LocalRedis, free_port
 from quire.wire.output import ErrorInfo, State

@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from quire import AsyncClient, Broker, Client, QueueFull, State, connect
+from quire.queue.claim.claim import NotClaimed, NotClaimedReason
 from quire.queue.scripts import load_source
-from quire.queue.values import NotClaimed, NotClaimedReason
 from quire.testing.in_memory import FakeWorker
 from tests.quire.builders import claim_next, make_item, make_request, text_of
 

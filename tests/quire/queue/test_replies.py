@@ -3,9 +3,12 @@
 import pytest
 
 from quire.errors import ProtocolError
+from quire.queue.control.limits import backlog_of, limits_of
 from quire.queue.groups.grouping import counts_of, ends_in
-from quire.queue.replies import backlog_of, dead_letter_of, limits_of, status_of, worker_of
+from quire.queue.repair.dead_letters import dead_letter_of
+from quire.queue.request.status import status_of
 from quire.queue.view.inspection import inspect_shards
+from quire.queue.workers.workers import worker_of
 from tests.quire.builders import submit_and_claim
 
 

@@ -9,8 +9,8 @@ import pytest
 from quire import AsyncClient, Client, InvalidRequest, QueueFull, QueueLimits
 from quire.keys import Keys
 from quire.queue.broker import Broker
-from quire.queue.routing import shard_of
-from quire.queue.values import Claimed
+from quire.queue.claim.claim import Claimed
+from quire.queue.submit.routing import shard_of
 from quire.wire.output import State
 from tests.quire.books import unbalanced
 from tests.quire.builders import leaked_keys, make_item, make_request, queue_keys, read_and_claim

@@ -27,9 +27,8 @@ from quire.client.async_client import AsyncClient
 from quire.errors import BrokerUnavailable, WaitTimeout
 from quire.queue.async_broker import connect_async
 from quire.queue.broker import Broker
-from quire.queue.publish.commits import MIN_ITEMS_PARTED
+from quire.queue.publish.commit import MIN_ITEMS_PARTED, CommitStatus
 from quire.queue.scripts import load_source
-from quire.queue.values import CommitStatus
 from quire.transport.connection import MAX_BLOCK_SECONDS, Retrying, connect, translated
 from quire.wire.output import State
 from tests.quire.builders import claim_next, make_item, make_request, submit_and_claim

@@ -16,7 +16,7 @@ from redis.exceptions import (
 from quire.client.async_client import AsyncClient
 from quire.client.client import Client
 from quire.errors import BrokerUnavailable, ProtocolError, QueueFull
-from quire.queue.values import Expired, Reaped
+from quire.queue.lease.moving import Expired, Reaped
 from quire.transport.script_runner import (
     MAX_BYTES_PER_PIPELINE,
     MAX_CALLS_PER_PIPELINE,

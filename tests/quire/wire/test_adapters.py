@@ -9,7 +9,7 @@ from quire import RequestFailed
 from quire.batch.lines import BadLine, BatchLine, parse_line
 from quire.errors import InvalidRequest
 from quire.keys import Keys
-from quire.queue.replies import worker_of
+from quire.queue.workers.workers import worker_of
 from quire.testing.in_memory import FakeQuire
 from quire.wire.adapters import Adapter, adapter_of, name_with
 from quire.wire.protocol import GenerationRequest, Kind

@@ -3,7 +3,7 @@
 import pytest
 
 from quire import Client, InvalidRequest, QueueFull, SamplingParams, State, UnknownRequest
-from quire.queue.routing import shard_of
+from quire.queue.submit.routing import shard_of
 from quire.wire.choices import MAX_CHOICES, id_of, seed_of
 from quire.wire.codec import MAX_MESSAGE_BYTES
 from quire.wire.protocol import MAX_REQUEST_ID_LENGTH, GenerationRequest

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire import Client, OutputRewound
-from quire.queue.values import CommitItem
+from quire.queue.publish.commit import CommitItem
 from quire.wire.history import BASES, EMPTY, PRIMES, extended, hashes_of
 from quire.wire.output import ErrorInfo, TokenChunk
 from tests.quire.builders import Snapshot, claim_next, make_item, make_request, submit_and_claim

@@ -5,8 +5,8 @@ from urllib.parse import unquote, urlencode
 
 import pytest
 
+from quire.queue.control.limits import QueueLimits
 from quire.queue.rank.fairness import Fairness
-from quire.queue.values import QueueLimits
 from quire.transport.connection import connect
 from quire.wire.output import State
 from service.console.actions import ACTIONS

@@ -1,7 +1,7 @@
 """A console whose queue is on the nodes of a cluster."""
 
 from quire import connect
-from quire.queue.values import QueueLimits
+from quire.queue.control.limits import QueueLimits
 from quire.records import State
 from service.console.pages import PAGES, Parameters, Watched
 from service.console.reading.history import History

@@ -6,7 +6,7 @@ import pytest
 
 from quire.errors import UnknownRequest
 from quire.queue.control.defaults import QueueDefaults
-from quire.queue.values import CommitItem
+from quire.queue.publish.commit import CommitItem
 from service.console.reading import request as reading
 from service.console.reading.lists import running
 from service.console.reading.request import life_of, piece_after

@@ -2,8 +2,8 @@
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from quire.queue.control.limits import QueueLimits
 from quire.queue.rank.fairness import Fairness
-from quire.queue.values import QueueLimits
 from quire.wire.protocol import GenerationRequest
 from service.exporter.queues import Exporter
 from service.exporter.settings import ExporterSettings

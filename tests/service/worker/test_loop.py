@@ -6,7 +6,7 @@ import pytest
 
 from engine.request import FinishReason, Request
 from engine.sampling_params import SamplingParams
-from quire.queue.values import Claim
+from quire.queue.request.claims import Claim
 from service.worker.loop import EngineLoop
 from service.worker.observe.metrics import Metrics
 from service.worker.observe.vitals import Vitals

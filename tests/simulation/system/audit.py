@@ -13,7 +13,7 @@ from typing import Any
 
 from quire.errors import UnknownRequest
 from quire.queue.broker import Broker
-from quire.queue.values import RequestStatus
+from quire.queue.request.status import RequestStatus
 from quire.wire.output import Completion, FinishReason, State, TokenChunk
 from tests.quire.books import mistold, unbalanced
 from tests.quire.builders import WITHOUT_EXPIRY, leaked_keys, read_all, token_ids_of

@@ -3,7 +3,7 @@ import json
 import pytest
 import redis
 
-from quire.queue.values import QueuePolicy
+from quire.queue.rank.policy import QueuePolicy
 from service.worker.settings.config import EMBEDDED_MODEL, Settings
 
 pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(60)]

@@ -4,7 +4,7 @@ import pytest
 import redis
 
 from quire.queue.repair.losses import inspect_losses
-from quire.queue.values import Lost
+from quire.queue.repair.restore import Lost
 from tests.quire.builders import claim_next, make_request
 from tests.quire.cli.test_cli import records
 

@@ -9,8 +9,10 @@ from quire import Client, QueueLimits
 from quire.cli import main
 from quire.errors import DeadlineExceeded, DurabilityUnavailable
 from quire.queue.broker import Broker
+from quire.queue.claim.ingress import Candidate
+from quire.queue.lease.lease import BackOff
 from quire.queue.rank.fairness import Fairness
-from quire.queue.values import BackOff, Candidate, QueuePolicy
+from quire.queue.rank.policy import QueuePolicy
 from quire.queue.view.inspection import inspect_memory, inspect_shards
 from quire.wire.output import ErrorInfo, State
 from quire.wire.protocol import Priority

@@ -2,15 +2,11 @@
 
 import pytest
 
-from quire.queue.calls import reap_call
-from quire.queue.values import (
-    Claimed,
-    HeartbeatReply,
-    NotClaimed,
-    NotClaimedReason,
-    Reaped,
-    new_owner,
-)
+from quire.queue.claim.claim import Claimed, NotClaimed, NotClaimedReason
+from quire.queue.lease.lease import HeartbeatReply
+from quire.queue.lease.moving import Reaped
+from quire.queue.request.arguments import call_on
+from quire.queue.request.claims import new_owner
 from quire.wire.output import State
 from quire.wire.protocol import Priority
 from tests.quire.builders import (
@@ -139,9 +135,9 @@ def test_a_lease_renewed_between_the_look_and_the_reaping_is_left_alone(
     def renew_and_build(keys, request_ids):
         assert request_ids == ["a"], "the reaper has seen the expired lease"
         assert broker.heartbeat([claimed.claim])[0].alive
-        return reap_call(keys, request_ids)
+        return call_on(keys, request_ids)
 
-    monkeypatch.setattr("quire.queue.lease.moving.reap_call", renew_and_build)
+    monkeypatch.setattr("quire.queue.lease.moving.call_on", renew_and_build)
     assert broker.reap() == []
     assert broker.status("a").state is State.RUNNING
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from quire.queue.values import NotClaimedReason
+from quire.queue.claim.claim import NotClaimedReason
 from quire.wire.protocol import Priority
 from tests.quire.builders import claim_next, make_item, make_request, read_and_claim
 from tests.quire.waiting import PATIENCE_SECONDS, eventually
@@ -240,7 +240,7 @@ def test_a_worker_that_comes_after_days_without_any_forgets_the_wishes_for_those
     broker, connection, monkeypatch
 ):
     """The registry goes when its workers would be forgotten."""
-    monkeypatch.setattr("quire.queue.working.WORKER_MEMORY_SECONDS", 0.05)
+    monkeypatch.setattr("quire.queue.workers.beats.WORKER_MEMORY_SECONDS", 0.05)
     broker.beat_worker("gone", "ready", {})
     connection.hset(broker.keys.control, "drain:gone", 1000)
     eventually(lambda: not connection.exists(broker.keys.workers))

@@ -5,7 +5,8 @@ import pytest
 from quire import Client
 from quire.errors import InvalidRequest, QueueFull
 from quire.queue.control.defaults import QueueDefaults
-from quire.queue.values import QueueLimits, QueuePolicy
+from quire.queue.control.limits import QueueLimits
+from quire.queue.rank.policy import QueuePolicy
 from quire.wire.arguments import build_request
 from quire.wire.output import State
 from tests.quire.builders import claim_next, make_item, make_request, pass_moment, read_all

@@ -3,7 +3,9 @@
 import pytest
 
 from quire.errors import QueueFull
-from quire.queue.values import Backlog, BackOff, NotClaimed, NotClaimedReason, QueueLimits
+from quire.queue.claim.claim import NotClaimed, NotClaimedReason
+from quire.queue.control.limits import Backlog, QueueLimits
+from quire.queue.lease.lease import BackOff
 from quire.wire.output import ErrorInfo, State
 from quire.wire.sizes import BYTES_PER_TOKEN, MAX_TOKENS_PER_REQUEST, estimated_tokens
 from tests.quire.books import unbalanced

@@ -3,8 +3,8 @@
 import pytest
 
 from quire.errors import QueueFull
+from quire.queue.control.limits import QueueLimits
 from quire.queue.scripts import load_source
-from quire.queue.values import QueueLimits
 from tests.quire.builders import claim_next, make_item, make_request
 
 

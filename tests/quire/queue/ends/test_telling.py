@@ -4,9 +4,9 @@ import pytest
 
 from quire.errors import UnknownRequest
 from quire.keys import Keys
-from quire.queue.calls import condemn_call
 from quire.queue.ends.telling import MAX_TOLD_PER_READ
-from quire.queue.values import BackOff
+from quire.queue.lease.lease import BackOff
+from quire.queue.repair.damage import condemn_call
 from quire.records import ErrorInfo, FinishReason, State, Usage
 from quire.wire.protocol import Priority
 from tests.quire.builders import (

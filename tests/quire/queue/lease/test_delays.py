@@ -6,8 +6,10 @@ import pytest
 
 from quire import Client
 from quire.errors import InvalidRequest
-from quire.queue.calls import promote_call
-from quire.queue.values import BackOff, Claimed, NotClaimed, NotClaimedReason, Promoted
+from quire.queue.claim.claim import Claimed, NotClaimed, NotClaimedReason
+from quire.queue.lease.lease import BackOff
+from quire.queue.lease.moving import Promoted
+from quire.queue.request.arguments import call_on
 from quire.wire.output import ErrorInfo, FinishReason, State
 from tests.quire.builders import (
     claim_next,
@@ -169,9 +171,9 @@ def test_a_request_put_off_between_the_look_and_the_promotion_waits_on(
     def put_off_and_build(keys, request_ids):
         assert request_ids == ["a"], "the sweep has seen that it is due"
         connection.zadd(keys.delay, {"a": broker.now_ms() + 60_000})
-        return promote_call(keys, request_ids)
+        return call_on(keys, request_ids)
 
-    monkeypatch.setattr("quire.queue.lease.moving.promote_call", put_off_and_build)
+    monkeypatch.setattr("quire.queue.lease.moving.call_on", put_off_and_build)
     assert broker.promote() == []
     assert broker.status("a").state is State.SCHEDULED
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from quire.queue.calls import expire_call
-from quire.queue.values import BackOff, Expired
+from quire.queue.lease.lease import BackOff
+from quire.queue.lease.moving import Expired, expire_call
 from quire.wire.output import ErrorInfo, State
 from tests.quire.builders import (
     claim_next,

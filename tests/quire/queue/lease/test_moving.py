@@ -2,7 +2,8 @@
 
 import pytest
 
-from quire.queue.values import BackOff, NotClaimed
+from quire.queue.claim.claim import NotClaimed
+from quire.queue.lease.lease import BackOff
 from quire.wire.output import ErrorInfo, State
 from quire.wire.protocol import Priority
 from tests.quire.builders import (

@@ -5,8 +5,8 @@ from functools import partial
 
 import pytest
 
+from quire.queue.publish.commit import CommitItem, CommitStatus
 from quire.queue.scripts import load_source
-from quire.queue.values import CommitItem, CommitStatus
 from quire.records import Activity
 from quire.wire.output import State
 from tests.quire.builders import (

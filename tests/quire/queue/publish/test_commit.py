@@ -2,7 +2,8 @@
 
 import pytest
 
-from quire.queue.values import Claim, CommitItem, CommitReply, CommitStatus
+from quire.queue.publish.commit import CommitItem, CommitReply, CommitStatus
+from quire.queue.request.claims import Claim
 from quire.wire.output import FinishReason, State
 from tests.quire.builders import (
     Snapshot,

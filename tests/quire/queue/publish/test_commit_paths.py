@@ -7,8 +7,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 
 from quire.errors import ProtocolError
 from quire.queue.broker import Broker
-from quire.queue.publish.commits import MIN_ITEMS_PARTED, CommitCalls
-from quire.queue.values import BackOff, CommitStatus
+from quire.queue.lease.lease import BackOff
+from quire.queue.publish.commit import MIN_ITEMS_PARTED, CommitCalls, CommitStatus
 from quire.wire.logprobs import PromptToken, TopLogprob
 from quire.wire.output import ErrorInfo
 from tests.quire.builders import (
@@ -213,7 +213,7 @@ def test_a_worker_that_is_new_to_a_claim_is_told_where_it_stands(broker, connect
 
 
 def test_more_claims_than_are_remembered_are_committed_all_the_same(broker, monkeypatch):
-    monkeypatch.setattr("quire.queue.publish.commits.MAX_CLAIMS", 3)
+    monkeypatch.setattr("quire.queue.publish.commit.MAX_CLAIMS", 3)
     claims = [submit_and_claim(broker, id=name).claim for name in "abcdefg"]
     for start in range(3):
         replies = broker.commit([make_item(claim, start, start + 1) for claim in claims])

@@ -4,8 +4,10 @@ import random
 
 import pytest
 
+from quire.queue.control.limits import QueueLimits
+from quire.queue.lease.lease import BackOff
 from quire.queue.rank.fairness import Fairness
-from quire.queue.values import BackOff, QueueLimits, QueuePolicy
+from quire.queue.rank.policy import QueuePolicy
 from quire.wire.output import ErrorInfo
 from tests.quire.builders import Snapshot, claim_next, make_item, make_request
 from tests.quire.queue.repair.test_restore import restore

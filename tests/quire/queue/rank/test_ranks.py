@@ -10,7 +10,7 @@ from engine.request import Priority as EnginePriority
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.scheduling.policy import POLICIES
-from quire.queue.values import QueuePolicy
+from quire.queue.rank.policy import QueuePolicy
 from quire.wire.protocol import Priority
 from quire.wire.sizes import estimated_tokens
 from tests.quire.builders import claim_next, make_item, make_request, submit_and_claim

@@ -1,7 +1,7 @@
 """What is shown of the tenants of a queue."""
 
+from quire.queue.control.limits import QueueLimits
 from quire.queue.rank.fairness import Fairness
-from quire.queue.values import QueueLimits
 from quire.queue.view.tenants import SharingState, TenantState, sharing, tenants
 from tests.quire.builders import claim_next, make_request
 

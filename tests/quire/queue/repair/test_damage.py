@@ -5,15 +5,9 @@ import logging
 import pytest
 
 from quire.errors import ProtocolError
-from quire.queue.values import (
-    Claimed,
-    Expired,
-    NotClaimed,
-    NotClaimedReason,
-    Promoted,
-    Reaped,
-    new_owner,
-)
+from quire.queue.claim.claim import Claimed, NotClaimed, NotClaimedReason
+from quire.queue.lease.moving import Expired, Promoted, Reaped
+from quire.queue.request.claims import new_owner
 from quire.wire.output import Completion, FinishReason, State
 from tests.quire.books import unbalanced
 from tests.quire.builders import claim_next, make_item, make_request, read_all, submit_and_claim
@@ -107,7 +101,7 @@ def test_a_spoilt_request_costs_its_neighbours_no_claim(broker, connection, dama
     broker.submit_many([make_request(id=name) for name in "abc"])
     spoilt(connection, broker, damage)
     entries = broker.peek(count=3, block_seconds=0)
-    with caplog.at_level(logging.ERROR, logger="quire.queue.working"):
+    with caplog.at_level(logging.ERROR, logger="quire.queue.claim.claim"):
         first, second, third = broker.claim(entries)
     assert isinstance(first, Claimed) and isinstance(third, Claimed)
     assert second == NotClaimed("b", NotClaimedReason.DAMAGED, ended=True)

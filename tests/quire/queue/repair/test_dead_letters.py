@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from quire.errors import UnknownRequest
-from quire.queue.calls import MAX_REASON_LENGTH
+from quire.queue.repair.damage import MAX_REASON_LENGTH
 from quire.queue.scripts import load_source
 from quire.wire.output import ErrorInfo, State
 from tests.quire.builders import (

@@ -3,7 +3,7 @@
 import pytest
 
 from quire.client.following import Following
-from quire.queue.values import Claimed
+from quire.queue.claim.claim import Claimed
 from quire.wire.output import State
 from tests.quire.builders import claim_next, make_item, make_request, read_all, token_at
 from tests.quire.builders import token_ids_of as ids_of

@@ -6,7 +6,8 @@ The half states are built by hand: the record is what it was before a commit, th
 import pytest
 
 from quire.queue.broker import Broker
-from quire.queue.values import CommitStatus, NotClaimed, NotClaimedReason
+from quire.queue.claim.claim import NotClaimed, NotClaimedReason
+from quire.queue.publish.commit import CommitStatus
 from quire.wire.output import State
 from tests.quire.builders import (
     Snapshot,

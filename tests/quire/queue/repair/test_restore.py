@@ -4,7 +4,9 @@ import pytest
 
 from quire.errors import UnknownRequest
 from quire.keys import GROUP
-from quire.queue.values import BackOff, Claimed, Lost, NotClaimed, NotClaimedReason
+from quire.queue.claim.claim import Claimed, NotClaimed, NotClaimedReason
+from quire.queue.lease.lease import BackOff
+from quire.queue.repair.restore import Lost
 from quire.wire.output import ErrorInfo, State
 from quire.wire.protocol import Priority
 from tests.quire.builders import (
@@ -285,7 +287,7 @@ def test_a_destroyed_group_hides_nothing(broker, connection):
 
 
 def test_all_workers_together_look_no_more_often_than_one(make_broker, connection, monkeypatch):
-    monkeypatch.setattr("quire.queue.lease.moving.OPEN_PER_TURN", 10)
+    monkeypatch.setattr("quire.queue.repair.restore.OPEN_PER_TURN", 10)
     one, other = make_broker(), make_broker()
     one.submit_many([make_request(id=f"r{number:04}") for number in range(1000)])
     lose_entries(connection, one)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from quire.errors import InvalidRequest, UnknownRequest
-from quire.queue import reading
+from quire.queue.request.status import status
 from quire.wire.message import Message
 from quire.wire.output import State
 from tests.quire.books import unbalanced
@@ -70,9 +70,9 @@ def test_a_status_has_its_fields_and_does_not_read_what_is_kept(broker, kept):
     """A status is read whenever a reader waits, and what is kept may take a megabyte."""
     claimed = claim_next(broker)
     broker.commit([make_item(claimed.claim, 0, 2)])
-    status = broker.status("a")
-    assert (status.state, status.published, status.attempts) == (State.RUNNING, 2, 1)
-    sent = str(next(reading.status(broker.keys, "a")))
+    found = broker.status("a")
+    assert (found.state, found.published, found.attempts) == (State.RUNNING, 2, 1)
+    sent = str(next(status(broker.keys, "a")))
     assert "published" in sent
     assert "hgetall" not in sent
     assert "'kept'" not in sent

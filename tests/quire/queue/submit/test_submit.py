@@ -6,7 +6,7 @@ import pytest
 from redis.exceptions import OutOfMemoryError
 
 from quire.errors import InvalidRequest, QueueFull, UnknownRequest
-from quire.queue.values import Claimed
+from quire.queue.claim.claim import Claimed
 from quire.transport.connection import connect
 from quire.wire.output import FinishReason, State
 from tests.quire.builders import (

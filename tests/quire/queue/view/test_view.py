@@ -2,8 +2,8 @@
 
 import pytest
 
+from quire.queue.control.limits import QueueLimits
 from quire.queue.rank.fairness import Fairness
-from quire.queue.values import QueueLimits
 from quire.queue.view.inspection import IngressState, ShardState
 from quire.queue.view.view import Part, QueueView, view_queues
 from quire.queue.workers.workers import GONE_SECONDS, SILENT_SECONDS, WorkerInfo

@@ -2,7 +2,7 @@
 
 import time
 
-from quire.queue.values import QueueLimits
+from quire.queue.control.limits import QueueLimits
 from quire.wire.protocol import GenerationRequest
 
 

@@ -17,7 +17,8 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 from engine.request import FinishReason, Request
 from engine.sampling_params import SamplingParams
 from quire.client.client import Client
-from quire.queue.values import Claimed, CommitItem
+from quire.queue.claim.claim import Claimed
+from quire.queue.publish.commit import CommitItem
 from quire.wire.constraints import Constraint
 from service.worker.constraints.grammars import NoGrammars
 from service.worker.model.served import ServedModel, load_model

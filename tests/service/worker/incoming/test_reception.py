@@ -7,7 +7,8 @@ import pytest
 
 from engine.request import FinishReason, Request
 from quire.errors import BrokerUnavailable
-from quire.queue.values import Candidate, Claimed
+from quire.queue.claim.claim import Claimed
+from quire.queue.claim.ingress import Candidate
 from service.worker.incoming.compiling import Compiling
 from service.worker.incoming.reception import Opened, Reception
 from service.worker.loop import EngineLoop, Mail

@@ -10,8 +10,8 @@ import pytest
 from engine.batch import Batch
 from engine.request import Priority
 from quire.queue.broker import Broker
-from quire.queue.values import CommitReply, CommitStatus
-from quire.queue.working import Working
+from quire.queue.claim.claim import Claiming
+from quire.queue.publish.commit import CommitReply, CommitStatus
 from service.worker.incoming.trials import Trials
 from service.worker.outgoing.completions import own_failure
 from service.worker.outgoing.delivery import Delivery
@@ -209,14 +209,14 @@ def test_a_burst_takes_over_what_is_queued_again_right_after_its_last_look(
     request_id = queue.submit((4, 9), max_tokens=6)
     queue.broker.claim(queue.broker.peek(count=1, block_seconds=0.0))
     queue.connection.zadd(queue.keys.lease, {request_id: 1})
-    peek = Working.peek
+    peek = Claiming.peek
 
     def look_and_look_away(self, **options):
         found = peek(self, **options)
         queue.broker.reap()
         return found
 
-    monkeypatch.setattr(Working, "peek", look_and_look_away)
+    monkeypatch.setattr(Claiming, "peek", look_and_look_away)
     with WorkerThread(queue.settings(burst=True)) as worker:
         assert worker.wait() == 0
     assert queue.broker.status(request_id).state == "completed"

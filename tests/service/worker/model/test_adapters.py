@@ -9,7 +9,8 @@ from structlog.testing import capture_logs
 
 from engine.errors import ModelRefused
 from quire.client.client import Client
-from quire.queue.values import Claimed, CommitItem
+from quire.queue.claim.claim import Claimed
+from quire.queue.publish.commit import CommitItem
 from quire.wire.output import Completion
 from service.worker.model.adapters import (
     MAX_ADAPTERS,

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from quire.queue.values import CommitItem, CommitReply, CommitStatus
+from quire.queue.publish.commit import CommitItem, CommitReply, CommitStatus
 from quire.queue.view.inspection import inspect_shards
 from quire.records import Activity
 from service.worker.outgoing.completions import Origin

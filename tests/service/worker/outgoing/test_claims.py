@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import redis.exceptions
 
-from quire.queue.values import Claimed
-from quire.queue.working import Working
+from quire.queue.claim.claim import Claimed, Claiming
+from quire.queue.lease.lease import Leasing
 from quire.transport.connection import translated
 from service.worker.outgoing.contact import Contact
 from tests.service.builders import Queue, StepGate, WorkerThread, eventually, expected_tokens
@@ -42,7 +42,7 @@ def test_a_claim_that_says_at_once_that_its_caller_has_given_up_is_not_run_to_it
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ):
     """So says one whose first reply was lost, and the cancellation came before the second."""
-    claim = Working.claim
+    claim = Claiming.claim
 
     def claim_late(self, entries, **options):
         return [
@@ -50,7 +50,7 @@ def test_a_claim_that_says_at_once_that_its_caller_has_given_up_is_not_run_to_it
             for answer in claim(self, entries, **options)
         ]
 
-    monkeypatch.setattr(Working, "claim", claim_late)
+    monkeypatch.setattr(Claiming, "claim", claim_late)
     request_id = queue.submit(max_tokens=900)
     with WorkerThread(queue.settings()):
         completion = queue.result(request_id).completion
@@ -63,7 +63,7 @@ def test_a_claim_that_was_granted_unheard_costs_its_request_no_attempt(
     """Redis was away for longer than one call tries, and killed no worker."""
     # That all had been well for long says nothing of this call.
     monkeypatch.setattr(Contact, "unbroken_seconds", 3600.0)
-    claim, unheard = Working.claim, [1, 2, 3]
+    claim, unheard = Claiming.claim, [1, 2, 3]
 
     def claim_unheard(self, entries, **options):
         answers = claim(self, entries, **options)
@@ -72,7 +72,7 @@ def test_a_claim_that_was_granted_unheard_costs_its_request_no_attempt(
             raise translated(redis.exceptions.ConnectionError("gone"))
         return answers
 
-    monkeypatch.setattr(Working, "claim", claim_unheard)
+    monkeypatch.setattr(Claiming, "claim", claim_unheard)
     request_id = queue.submit((5, 6, 7), max_tokens=5)
     with WorkerThread(queue.settings(lease_seconds=60.0)):
         output = queue.result(request_id)
@@ -85,7 +85,7 @@ def test_a_claim_that_is_never_answered_keeps_others_out_for_a_lease_and_no_long
     queue: Queue, monkeypatch: pytest.MonkeyPatch
 ):
     """As that of a request whose answer is more than some proxy lets through."""
-    claim, claimed = Working.claim, threading.Event()
+    claim, claimed = Claiming.claim, threading.Event()
 
     def claim_in_vain(self, entries, **options):
         answers = claim(self, entries, **options)
@@ -94,7 +94,7 @@ def test_a_claim_that_is_never_answered_keeps_others_out_for_a_lease_and_no_long
             raise translated(redis.exceptions.TimeoutError())
         return answers
 
-    monkeypatch.setattr(Working, "claim", claim_in_vain)
+    monkeypatch.setattr(Claiming, "claim", claim_in_vain)
     bad = queue.submit((5, 6, 8), max_tokens=5)
     with WorkerThread(queue.settings(max_attempts=1)):
         eventually(claimed.is_set, "the bad one is claimed")
@@ -112,7 +112,7 @@ def test_a_claim_that_cannot_be_given_back_at_once_costs_its_request_no_attempt(
     queue: Queue, monkeypatch: pytest.MonkeyPatch, error: redis.exceptions.RedisError
 ):
     monkeypatch.setattr(Contact, "unbroken_seconds", 3600.0)
-    release, unheard = Working.release, [1, 2, 3]
+    release, unheard = Leasing.release, [1, 2, 3]
 
     def release_in_vain(self, claims):
         if unheard:
@@ -120,7 +120,7 @@ def test_a_claim_that_cannot_be_given_back_at_once_costs_its_request_no_attempt(
             raise translated(error)
         return release(self, claims)
 
-    monkeypatch.setattr(Working, "release", release_in_vain)
+    monkeypatch.setattr(Leasing, "release", release_in_vain)
     suspect = queue.submit((5, 6, 7), max_tokens=5)
     queue.broker.claim(queue.broker.peek(count=1, block_seconds=0.0))
     before = queue.submit((5, 6, 8), max_tokens=5)

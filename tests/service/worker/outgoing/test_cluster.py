@@ -5,7 +5,7 @@ from itertools import count
 
 from quire.client.client import Client
 from quire.keys import Keys
-from quire.queue.routing import shard_of
+from quire.queue.submit.routing import shard_of
 from tests.quire.clusters import Cluster, another, spread
 from tests.service.builders import (
     Queue,

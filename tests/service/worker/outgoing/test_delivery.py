@@ -8,7 +8,7 @@ from engine.logprobs import Logprobs
 from engine.port import RequestOutput
 from engine.request import Priority
 from quire.errors import InvalidRequest, ProtocolError
-from quire.queue.values import Claim
+from quire.queue.request.claims import Claim
 from quire.records import PromptToken
 from quire.wire.logprobs import (
     MAX_PROMPT_LOGPROBS,

@@ -9,7 +9,7 @@ import redis.exceptions
 
 from quire.errors import BrokerUnavailable
 from quire.queue.broker import Broker
-from quire.queue.calls import MAX_ITEMS_PER_CALL
+from quire.queue.request.arguments import MAX_ITEMS_PER_CALL
 from quire.transport.connection import translated
 from service.worker.model.served import ServedModel
 from service.worker.observe.metrics import Metrics

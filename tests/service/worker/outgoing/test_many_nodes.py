@@ -12,8 +12,9 @@ from engine.request import FinishReason, Request
 from engine.sampling_params import SamplingParams
 from quire import connect
 from quire.queue.broker import Broker
+from quire.queue.claim.claim import Claimed
+from quire.queue.publish.commit import CommitItem, CommitReply
 from quire.queue.scripts import load_source
-from quire.queue.values import Claimed, CommitItem, CommitReply
 from quire.wire.protocol import TokenChunk
 from service.worker.observe.metrics import Metrics
 from service.worker.observe.vitals import Vitals

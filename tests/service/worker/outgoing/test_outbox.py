@@ -13,7 +13,7 @@ from engine.logprobs import Logprobs
 from engine.port import RequestOutput
 from engine.request import FinishReason, Priority, Request
 from engine.sampling_params import SamplingParams
-from quire.queue.values import CommitReply, CommitStatus
+from quire.queue.publish.commit import CommitReply, CommitStatus
 from quire.wire.codec import MAX_MESSAGE_BYTES, MAX_TOKEN_ID, pack_ids, unpack_ids
 from quire.wire.logprobs import TokenLogprob, pack_tokens
 from quire.wire.protocol import ErrorInfo, TokenChunk

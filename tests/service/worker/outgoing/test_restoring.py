@@ -3,8 +3,7 @@
 import pytest
 import redis
 
-from quire.queue.lease.moving import OPEN_PER_TURN
-from quire.queue.values import Lost
+from quire.queue.repair.restore import OPEN_PER_TURN, Lost
 from quire.transport.connection import translated
 from service.worker.observe.metrics import Metrics
 from service.worker.observe.vitals import Vitals

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.queue.values import Claimed, NotClaimedReason
+from quire.queue.claim.claim import Claimed, NotClaimedReason
 from tests.quire.builders import make_item, make_request, pass_moment
 
 #: No test lasts as long.

@@ -2,7 +2,7 @@
 
 from quire import Client
 from quire.queue.repair.losses import inspect_losses
-from quire.queue.values import Lost
+from quire.queue.repair.restore import Lost
 from quire.queue.view.inspection import inspect_shards
 from quire.testing import FakeQuire
 from tests.quire.batch_folder import Folder, ask

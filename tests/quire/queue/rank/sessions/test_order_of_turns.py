@@ -3,8 +3,11 @@
 import pytest
 
 from quire.errors import InvalidRequest
-from quire.queue.routing import placed, shard_of
-from quire.queue.values import BackOff, Candidate, Lost, NotClaimedReason
+from quire.queue.claim.claim import NotClaimedReason
+from quire.queue.claim.ingress import Candidate
+from quire.queue.lease.lease import BackOff
+from quire.queue.repair.restore import Lost
+from quire.queue.submit.routing import placed, shard_of
 from quire.wire.arguments import build_request
 from quire.wire.output import ErrorInfo, State
 from quire.wire.protocol import Priority

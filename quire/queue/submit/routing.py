@@ -15,7 +15,7 @@ from zlib import crc32
 
 from quire.errors import InvalidRequest, QueueFull, QuireError
 from quire.keys import GROUP_SEPARATOR
-from quire.queue.values import Submitted
+from quire.queue.submit.submit import Submitted
 from quire.wire.protocol import MAX_REQUEST_ID_LENGTH, GenerationRequest
 
 #: How many ids are tried for one in the shard of a session; each try meets one of all shards.

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from redis.exceptions import RedisError
 
 from quire.keys import Keys
-from quire.queue.replies import ms_of, workers_in
-from quire.queue.workers.workers import WorkerInfo
+from quire.queue.clock import ms_of
+from quire.queue.workers.workers import WorkerInfo, workers_in
 from quire.transport.procedure import Procedure, RoundTrip, command
 
 #: The shard that every worker of a queue serves, unless its settings name only other shards.

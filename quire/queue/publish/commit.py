@@ -1,4 +1,4 @@
-"""Puts together the calls of EXTEND and COMMIT and reads their replies; knows no connection.
+"""EXTEND and COMMIT: a worker publishes tokens and ends.
 
 These are a worker's most frequent calls: they publish every token of every request. So what stays
 the same for a claim is put together once. The number of its tokens in the log and their hash are
@@ -9,16 +9,24 @@ COMMIT does everything else. What is remembered decides nothing; it only says wh
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import redis
 
 from quire.errors import ProtocolError
 from quire.keys import Keys
-from quire.queue.values import Claim, CommitItem, CommitReply, CommitStatus
-from quire.transport.script_runner import Argument, ScriptCall
+from quire.queue.request.arguments import in_parts
+from quire.queue.request.claims import Claim
+from quire.queue.shard import Shard
+from quire.transport.script_runner import Argument, Begun, ScriptCall, raise_if_error
+from quire.transport.shared_connection import SharedConnection
 from quire.wire.codec import pack_ids
 from quire.wire.history import BASES, PRIMES, hashes_of, parts_of
-from quire.wire.logprobs import pack_tokens
+from quire.wire.logprobs import TokenLogprob, ToldPrompt, pack_tokens
+from quire.wire.output import Activity, Completion
 
 #: The most claims remembered; then all are forgotten. No worker runs as many.
 MAX_CLAIMS = 8192
@@ -37,6 +45,149 @@ _PRIME_1, _PRIME_2 = PRIMES
 
 #: Where a claim stands: the tokens in its log, their two hashes, and its place as Redis has it.
 _Standing = tuple[int, int, int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitItem:
+    """One request's part of a commit: the tokens from `start` on, and the end if this is it.
+
+    `text` is what these tokens added to the text; for `text_ends`, `logprobs` and `told_prompt`
+    see TokenChunk. Only with a `completion` or an `activity` may the token ids be empty. With the
+    first token of a request a `fingerprint` replaces that of its first claim, whose worker may have
+    generated nothing and did not know the adapter before it had read the request.
+    `activity` is what the request does now, if that has changed; not with a `completion`.
+    """
+
+    claim: Claim
+    start: int
+    token_ids: tuple[int, ...]
+    text: str
+    completion: Completion | None = None
+    text_ends: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    fingerprint: str = ""
+    activity: Activity | None = None
+    told_prompt: ToldPrompt = ()
+
+    def __post_init__(self) -> None:
+        assert self.start >= 0, "a commit cannot start before the first token"
+        assert self.token_ids or self.completion or self.activity, "a commit of nothing"
+        assert not (self.completion and self.activity), "an ended request does nothing"
+        assert "\n" not in self.fingerprint, "it stands in a line"
+        assert len(self.text_ends) in (0, len(self.token_ids)), "one text end per token, or none"
+        assert not self.told_prompt or (self.token_ids and not self.start), "a prompt comes first"
+        if self.logprobs:
+            assert [one.token_id for one in self.logprobs] == [*self.token_ids], "of other tokens"
+
+
+class CommitStatus(StrEnum):
+    """What became of a commit item.
+
+    OK: it is in the log. REPLAYED: it was there already. REWIND: Redis lost the end of the log;
+    send again from `published`. FENCED: the claim is lost; drop the request and publish nothing.
+    """
+
+    OK = "ok"
+    FENCED = "fenced"
+    REWIND = "rewind"
+    REPLAYED = "replayed"
+
+
+@dataclass(frozen=True, slots=True)
+class CommitReply:
+    """`published` is the number of tokens in the log now (0 when fenced).
+
+    If `published` is less than the item's end after REPLAYED, the rest was not written: send it
+    again from there.
+    """
+
+    status: CommitStatus
+    published: int
+    cancel_requested: bool
+
+
+class Committing(Shard):
+    """How a worker publishes."""
+
+    def __init__(self, connection: redis.Redis, keys: Keys, **options: Any) -> None:
+        super().__init__(connection, keys, **options)
+        self._commit_calls = CommitCalls(keys)
+
+    def sharing(self) -> SharedConnection:
+        """A connection to the node of this shard, for `begin` of all shards of the node."""
+        return SharedConnection(self.connection)
+
+    def begin(self, items: Sequence[CommitItem], shared: SharedConnection) -> BegunCommit:
+        """Sends what EXTEND may add of these items; `commit` of the same items reads the replies.
+
+        So the commits of several shards reach their node together. Begin and commit the shards in
+        the same order.
+        """
+        extensions: list[Extension] = []
+        first = next(iter(in_parts(items)), [])
+        begun = self._scripts.begin("extend", self._calls_of(first, extensions), shared)
+        return BegunCommit(extensions, begun)
+
+    def commit(
+        self, items: Sequence[CommitItem], *, begun: BegunCommit | None = None
+    ) -> list[CommitReply]:
+        """Publishes tokens and ends, one answer per item in the same order.
+
+        Each item is decided alone; at most one item per request. Leases are not renewed, see
+        `heartbeat`. EXTEND adds tokens if the log position is the expected one; COMMIT decides all
+        other items. ProtocolError if the keys of one of these are damaged; repeating the call does
+        not help. Then it is unknown which of the others are committed: commit each item in a call
+        of its own to find the damaged one.
+        """
+        replies: list[CommitReply] = []
+        for part in in_parts(items):
+            answers = self._extend(part, begun)
+            begun = None
+            left = [number for number in range(len(part)) if number not in answers]
+            if left:
+                judged = self._judge([part[number] for number in left])
+                answers.update(zip(left, judged, strict=True))
+            replies += [answers[number] for number in range(len(part))]
+        return replies
+
+    def _calls_of(
+        self, items: Sequence[CommitItem], extensions: list[Extension]
+    ) -> Iterator[ScriptCall]:
+        for extension in self._commit_calls.extensions(items):
+            extensions.append(extension)
+            yield extension.call
+
+    def _extend(
+        self, items: Sequence[CommitItem], begun: BegunCommit | None
+    ) -> dict[int, CommitReply]:
+        """The answers for the items that EXTEND has added, by index in `items`."""
+        if begun is None:
+            extensions = list[Extension]()
+            replies = self._scripts.run_as_made("extend", self._calls_of(items, extensions))
+        else:
+            extensions, replies = begun.extensions, self._scripts.finish(begun.calls)
+        answers: dict[int, CommitReply] = {}
+        for extension, reply in zip(extensions, replies, strict=True):
+            answers |= self._commit_calls.extended(extension, raise_if_error(reply))
+        return answers
+
+    def _judge(self, items: Sequence[CommitItem]) -> list[CommitReply]:
+        """COMMIT, for the items that EXTEND has not added or may not add."""
+        durability = self._durability if any(item.completion for item in items) else None
+        call = self._commit_calls.commit(items)
+        if durability:
+            (reply,) = self._scripts.run_many("commit", [call], durability=durability)
+        else:
+            reply = self._scripts.run("commit", call)
+        return self._commit_calls.committed(items, raise_if_error(reply))
+
+
+@dataclass(frozen=True, slots=True)
+class BegunCommit:
+    """What `Committing.begin` has sent."""
+
+    extensions: list[Extension]
+    calls: Begun
 
 
 class _Course:

@@ -1,0 +1,31 @@
+"""Reads streams from cursors: output logs, the ends of groups, and the ends of a queue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quire.transport.procedure import RoundTrip, command
+
+
+def at_most(seconds: float | None, longest: float) -> float | None:
+    """For how many seconds a read may block; None does not wait."""
+    return None if seconds is None else min(seconds, longest)
+
+
+def read_streams(after: Mapping[Any, Any], *, count: int, block_seconds: float | None) -> RoundTrip:
+    """An XREAD from these cursors; None does not wait."""
+    # 0 would block for ever.
+    block_ms = None if block_seconds is None else max(1, int(block_seconds * 1000))
+    read = command("xread", after, count=count, block=block_ms)
+    return RoundTrip((read,), wait_seconds=(block_ms or 0) / 1000)
+
+
+def entries_by_stream(reply: Any) -> list[tuple[bytes, Any]]:
+    """The reply to XREAD or XREADGROUP as pairs of stream and entries.
+
+    The protocols 2 and 3 of Redis have different shapes for it, and for an empty one.
+    """
+    if isinstance(reply, dict):
+        return [(stream, entries) for stream, (entries,) in reply.items()]
+    return [(stream, entries) for stream, entries in reply or []]
