@@ -22,7 +22,8 @@ from pathlib import Path
 from models.fetch import MODELS, fetch
 from quire import LocalRedis
 from tests.clients.page import PAGE, Example, examples
-from tests.service.builders import CHECKOUT, LoggedProcess, eventually
+from tests.service.builders import CHECKOUT, eventually
+from tests.service.processes import LoggedProcess
 
 FOLDER = CHECKOUT / "build" / "clients"
 MODEL = "abacus-with-tools"

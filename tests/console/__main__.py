@@ -25,7 +25,8 @@ from quire.queue.broker import Broker
 from quire.transport.connection import connect
 from service.console.pages import PAGES
 from tests.console import stage
-from tests.service.builders import CHECKOUT, LoggedProcess
+from tests.service.builders import CHECKOUT
+from tests.service.processes import LoggedProcess
 
 FOLDER = CHECKOUT / "build" / "console"
 SCRIPT = Path(__file__).with_name("browse.mjs")

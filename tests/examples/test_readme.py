@@ -17,7 +17,8 @@ from quire.testing.in_memory import FakeQuire
 from quire.transport.local_redis import URL_VARIABLE, LocalRedis
 from quire.wire.protocol import GenerationRequest
 from service.worker.settings.config import EMBEDDED_MODEL, Settings
-from tests.service.builders import CHECKOUT, WorkerProcess
+from tests.service.builders import CHECKOUT, Queue
+from tests.service.processes import REAL_WORKER, WorkerProcess
 
 README = (CHECKOUT / "README.md").read_text()
 WORKER_PAGE = (CHECKOUT / "docs" / "how-to" / "worker.md").read_text()
@@ -46,7 +47,7 @@ def test_the_snippet_prints_what_the_readme_says(monkeypatch):
     flags = ("--model", str(EMBEDDED_MODEL), "--device", "cpu")
     with (
         LocalRedis.start() as server,
-        WorkerProcess(server.url, "default", *flags, module="service", is_fresh=True) as worker,
+        WorkerProcess(Queue.at(server.url, name="default"), *flags, module=REAL_WORKER) as worker,
     ):
         worker.wait_until_ready()
         command = [sys.executable, "-c", snippet.replace(ADDRESS, server.url)]

@@ -8,7 +8,7 @@ import pytest
 
 from service.batcher.settings import BATCHER_PORT, BatcherSettings
 from service.console.settings import CONSOLE_PORT, ConsoleSettings
-from service.exporter.settings import ExporterSettings
+from service.exporter.settings import EXPORTER_PORT, ExporterSettings
 from service.gateway.server import CLOSE_SECONDS
 from service.gateway.settings import GATEWAY_PORT, GatewaySettings
 from service.notifier.endpoints import read_endpoints
@@ -209,46 +209,40 @@ def test_every_setting_of_a_worker_can_be_set_from_outside(name):
     assert set(Settings.model_fields) - passed_on == fixed
 
 
-def test_the_exporter_understands_its_environment_and_the_images(enter, monkeypatch):
-    for key, text in re.findall(r"(QUIRE_\w+)=(\S+)", DOCKERFILE.read_text(encoding="utf-8")):
-        monkeypatch.setenv(key, text)
-    enter("exporter")
+@pytest.fixture
+def in_container(enter, monkeypatch):
+    """Loads the settings that a process of the image has in its service; it finds Redis there."""
 
-    settings = ExporterSettings.load([])
+    def load(name, kind, *, port):
+        for key, text in re.findall(r"(QUIRE_\w+)=(\S+)", DOCKERFILE.read_text(encoding="utf-8")):
+            monkeypatch.setenv(key, text)
+        enter(name)
+        settings = kind.load([])
+        assert settings.connection_url == "redis://:as%20in%20the%20file@redis:6379/0"
+        assert (settings.http_host, settings.http_port) == ("0.0.0.0", port)
+        assert SERVICES[name]["image"] == SERVICES["worker-cpu"]["image"]
+        return settings
 
-    assert settings.connection_url == "redis://:as%20in%20the%20file@redis:6379/0"
+    return load
+
+
+def test_the_exporter_understands_its_environment_and_the_images(in_container, monkeypatch):
+    settings = in_container("exporter", ExporterSettings, port=EXPORTER_PORT)
     assert settings.queues == ("default",)
     monkeypatch.setenv("QUIRE_EXPORTER_QUEUES", "default,bulk")
     assert ExporterSettings.load([]).queues == ("default", "bulk")
-    assert SERVICES["exporter"]["image"] == SERVICES["worker-cpu"]["image"]
     assert SERVICES["exporter"]["build"] == SERVICES["worker-cpu"]["build"]
 
 
-def test_the_gateway_understands_its_environment_and_has_time_to_drain(enter, monkeypatch):
-    for key, text in re.findall(r"(QUIRE_\w+)=(\S+)", DOCKERFILE.read_text(encoding="utf-8")):
-        monkeypatch.setenv(key, text)
-    enter("gateway")
-
-    settings = GatewaySettings.load([])
-
-    assert settings.connection_url == "redis://:as%20in%20the%20file@redis:6379/0"
-    assert (settings.http_host, settings.http_port) == ("0.0.0.0", GATEWAY_PORT)
+def test_the_gateway_understands_its_environment_and_has_time_to_drain(in_container):
+    settings = in_container("gateway", GatewaySettings, port=GATEWAY_PORT)
     grace = seconds(SERVICES["gateway"]["stop_grace_period"])
     assert grace >= settings.drain_seconds + 2 * CLOSE_SECONDS
-    assert SERVICES["gateway"]["image"] == SERVICES["worker-cpu"]["image"]
 
 
-def test_the_batcher_understands_its_environment_and_shares_the_gateways_files(enter, monkeypatch):
-    for key, text in re.findall(r"(QUIRE_\w+)=(\S+)", DOCKERFILE.read_text(encoding="utf-8")):
-        monkeypatch.setenv(key, text)
-    enter("batcher")
-
-    settings = BatcherSettings.load([])
-
-    assert settings.connection_url == "redis://:as%20in%20the%20file@redis:6379/0"
-    assert (settings.http_host, settings.http_port) == ("0.0.0.0", BATCHER_PORT)
+def test_the_batcher_understands_its_environment_and_shares_the_gateways_files(in_container):
+    settings = in_container("batcher", BatcherSettings, port=BATCHER_PORT)
     assert seconds(SERVICES["batcher"]["stop_grace_period"]) > settings.drain_seconds
-    assert SERVICES["batcher"]["image"] == SERVICES["worker-cpu"]["image"]
     gateway = SERVICES["gateway"]
     assert gateway["volumes"] == SERVICES["batcher"]["volumes"]
     assert "files:/files" in gateway["volumes"]
@@ -256,37 +250,19 @@ def test_the_batcher_understands_its_environment_and_shares_the_gateways_files(e
     assert str(settings.files_folder) == folder == "/files"
 
 
-def test_the_notifier_understands_its_environment_and_reads_the_file_of_endpoints(
-    enter, monkeypatch
-):
-    for key, text in re.findall(r"(QUIRE_\w+)=(\S+)", DOCKERFILE.read_text(encoding="utf-8")):
-        monkeypatch.setenv(key, text)
-    enter("notifier")
-
-    settings = NotifierSettings.load([])
-
+def test_the_notifier_understands_its_environment_and_reads_the_file_of_endpoints(in_container):
+    settings = in_container("notifier", NotifierSettings, port=NOTIFIER_PORT)
     service = SERVICES["notifier"]
-    assert settings.connection_url == "redis://:as%20in%20the%20file@redis:6379/0"
-    assert (settings.http_host, settings.http_port) == ("0.0.0.0", NOTIFIER_PORT)
     assert seconds(service["stop_grace_period"]) > settings.post_timeout_seconds
-    assert service["image"] == SERVICES["worker-cpu"]["image"]
     (mount,) = service["volumes"]
     assert mount.endswith(f":{settings.endpoints_file.parent}:ro")
     (folder,) = bind_sources(service)
     assert read_endpoints(folder / settings.endpoints_file.name, allows_http=False) == {}
 
 
-def test_the_console_understands_its_environment_and_only_reads(enter, monkeypatch):
-    for key, text in re.findall(r"(QUIRE_\w+)=(\S+)", DOCKERFILE.read_text(encoding="utf-8")):
-        monkeypatch.setenv(key, text)
-    enter("console")
-
-    settings = ConsoleSettings.load([])
-
-    assert settings.connection_url == "redis://:as%20in%20the%20file@redis:6379/0"
-    assert (settings.http_host, settings.http_port) == ("0.0.0.0", CONSOLE_PORT)
+def test_the_console_understands_its_environment_and_only_reads(in_container):
+    settings = in_container("console", ConsoleSettings, port=CONSOLE_PORT)
     assert (settings.queues, settings.role) == (("default",), "observer")
-    assert SERVICES["console"]["image"] == SERVICES["worker-cpu"]["image"]
 
 
 def test_profiles_choose_the_device():

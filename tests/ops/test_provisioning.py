@@ -2,6 +2,8 @@
 
 from pathlib import PurePosixPath
 
+import pytest
+
 from service.exporter.settings import EXPORTER_PORT, ExporterSettings
 from service.worker.settings.config import WORKER_PORT
 from tests.ops.checkout import (
@@ -102,35 +104,20 @@ def test_prometheus_finds_the_one_exporter_by_its_name_and_port():
     assert exporters == [host]
 
 
-def test_prometheus_finds_every_gateway_by_its_name_and_port():
-    (job,) = [job for job in SCRAPE["scrape_configs"] if job["job_name"] == "quire-gateway"]
+@pytest.mark.parametrize("process", ["gateway", "batcher", "notifier"])
+def test_prometheus_finds_every_process_by_its_name_and_port(process):
+    (job,) = [job for job in SCRAPE["scrape_configs"] if job["job_name"] == f"quire-{process}"]
     (discovery,) = job["dns_sd_configs"]
 
     (name,) = discovery["names"]
-    assert SERVICES[name]["command"] == ["python", "-m", "service.gateway"]
-    assert SERVICES[name]["environment"]["QUIRE_GATEWAY_HTTP_PORT"] == str(discovery["port"])
-    assert f":{discovery['port']}/readyz" in " ".join(SERVICES[name]["healthcheck"]["test"])
-    assert SERVICES[name]["networks"] == ["backend", "edge"]
-
-
-def test_prometheus_finds_every_batcher_by_its_name_and_port():
-    (job,) = [job for job in SCRAPE["scrape_configs"] if job["job_name"] == "quire-batcher"]
-    (discovery,) = job["dns_sd_configs"]
-
-    (name,) = discovery["names"]
-    assert SERVICES[name]["command"] == ["python", "-m", "service.batcher"]
-    assert SERVICES[name]["environment"]["QUIRE_BATCHER_HTTP_PORT"] == str(discovery["port"])
+    port = f"QUIRE_{process.upper()}_HTTP_PORT"
+    assert SERVICES[name]["command"] == ["python", "-m", f"service.{process}"]
+    assert SERVICES[name]["environment"][port] == str(discovery["port"])
     assert f":{discovery['port']}/readyz" in " ".join(SERVICES[name]["healthcheck"]["test"])
 
 
-def test_prometheus_finds_every_notifier_by_its_name_and_port():
-    (job,) = [job for job in SCRAPE["scrape_configs"] if job["job_name"] == "quire-notifier"]
-    (discovery,) = job["dns_sd_configs"]
-
-    (name,) = discovery["names"]
-    assert SERVICES[name]["command"] == ["python", "-m", "service.notifier"]
-    assert SERVICES[name]["environment"]["QUIRE_NOTIFIER_HTTP_PORT"] == str(discovery["port"])
-    assert f":{discovery['port']}/readyz" in " ".join(SERVICES[name]["healthcheck"]["test"])
+def test_callers_reach_the_gateway():
+    assert SERVICES["gateway"]["networks"] == ["backend", "edge"]
 
 
 def test_the_stack_uses_the_ports_that_are_the_defaults_everywhere():

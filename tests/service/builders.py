@@ -1,24 +1,19 @@
 """Builders of the tests of the service: real workers on a real Redis, a fake device where due.
 
-`WorkerThread` runs a whole worker inside the test, and `WorkerProcess` one in a process of its own
-that can be stopped and killed; the names of `fake_model` can be imported from here too. `Queue` is
-the callers' side: it submits, reads and judges.
+`WorkerThread` runs a whole worker inside the test; `processes` has those that can be killed. The
+names of `fake_model` can be imported from here too. `Queue` is the callers' side: it submits, reads
+and judges.
 """
 
 import contextlib
 import ctypes
-import json
-import os
-import signal
-import subprocess
-import sys
 import threading
 import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import pytest
 import redis
@@ -44,7 +39,6 @@ from tests.service.fake_model import (
     stays,
     text_of,
 )
-from tests.service.forked import ForkedProgram
 
 __all__ = [
     "BOS_ID",
@@ -55,7 +49,6 @@ __all__ = [
     "Output",
     "Queue",
     "StepGate",
-    "WorkerProcess",
     "WorkerThread",
     "byte_tokenizer",
     "eventually",
@@ -68,12 +61,11 @@ __all__ = [
     "text_of",
 ]
 
-#: The module of the worker that serves a model, and of the same one with pauses.
-REAL_WORKER, SLOW_WORKER = "service", "tests.service.worker.process.slow_worker"
 CHECKOUT = EMBEDDED_MODEL.parents[1]
-Program = subprocess.Popen[str] | ForkedProgram
-#: Short enough for quick takeovers, long enough to be renewed on a busy machine.
-LEASE_SECONDS = 1.5
+#: Long enough to be renewed on a machine that keeps a thread waiting for seconds.
+LEASE_SECONDS = 6.0
+#: For a test that waits until a lease is over, and in which nobody must keep one.
+SHORT_LEASE_SECONDS = 2.0
 
 
 def make_settings(redis_url: str, queue: str, **overrides: Any) -> Settings:
@@ -164,97 +156,13 @@ class WorkerThread:
         assert value is not None, f"{name}{labels} is not exported"
         return value
 
+    def wait_for_end(self, outcome: str) -> None:
+        """Wait until one request has ended in this worker with such an outcome."""
+        name, labels = "quire_requests_finished_total", {"model": "fake", "outcome": outcome}
+        eventually(lambda: self.metric(name, **labels) == 1, f"an end: {outcome}")
+
     def _run(self) -> None:
         self.exit_code = self.worker.run()
-
-
-class LoggedProcess:
-    """A program of ours in a process of its own, and the events of its log."""
-
-    def __init__(self, module: str, *flags: str) -> None:
-        environ = {k: v for k, v in os.environ.items() if not k.startswith("QUIRE_")}
-        environ |= {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        self.log: list[dict[str, Any]] = []
-        self.raw_log: list[str] = []
-        command = (module, "--http-port", "0", "--log-format", "json", *flags)
-        self.process = self._start(command, environ)
-        self._reader = threading.Thread(target=self._read_log, daemon=True)
-        self._reader.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGCONT)
-            self.process.kill()
-        self.process.wait()
-        self._reader.join()
-
-    def _start(self, command: tuple[str, ...], environ: dict[str, str]) -> Program:
-        return subprocess.Popen(
-            [sys.executable, "-m", *command],
-            cwd=CHECKOUT,
-            env=environ,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def wait_for_event(self, event: str) -> dict[str, Any]:
-        """The first log line of that event; fails when the process ends without it."""
-
-        def find() -> dict[str, Any] | None:
-            if has_ended := self.process.poll() is not None:
-                self._reader.join()  # Of what it has written, not all may have been read.
-            found = next((line for line in self.log if line["event"] == event), None)
-            assert found or not has_ended, "".join(self.raw_log)
-            return found
-
-        line = eventually(find, f"log line {event!r}", seconds=2 * PATIENCE_SECONDS)
-        assert line is not None
-        return line
-
-    def signal(self, number: int) -> None:
-        self.process.send_signal(number)
-
-    def wait(self) -> int:
-        code = self.process.wait(2 * PATIENCE_SECONDS)
-        self._reader.join()
-        return code
-
-    def _read_log(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.raw_log.append(line)
-            if line.startswith("{") and line.endswith("\n"):  # A kill may cut the last one.
-                self.log.append(json.loads(line))
-
-
-class WorkerProcess(LoggedProcess):
-    """A worker in a process of its own: `python -m service`, or the fake one of these tests.
-
-    A real worker is forked from a process that has its imports, unless `is_fresh` asks for an
-    interpreter of its own.
-    """
-
-    def __init__(
-        self, redis_url: str, queue: str, *flags: str, module: str, is_fresh: bool = False
-    ) -> None:
-        self._is_forked = module in (REAL_WORKER, SLOW_WORKER) and not is_fresh
-        self.name = f"process-{uuid.uuid4().hex[:8]}"
-        where = ("--redis-url", redis_url, "--queue", queue, "--worker-name", self.name)
-        times = ("--lease-seconds", str(LEASE_SECONDS), "--block-seconds", "0.05")
-        super().__init__(module, *where, *times, *flags)
-
-    def _start(self, command: tuple[str, ...], environ: dict[str, str]) -> Program:
-        if not self._is_forked:
-            return super()._start(command, environ)
-        module, *arguments = command
-        return ForkedProgram(module, arguments, environ=environ, folder=str(CHECKOUT))
-
-    def wait_until_ready(self) -> dict[str, Any]:
-        """The line that says where the worker listens."""
-        return self.wait_for_event("worker ready")
 
 
 @contextlib.contextmanager
@@ -303,8 +211,8 @@ class Output:
 class Queue:
     """One queue of a test's own, with the connection for looking behind the broker's back."""
 
-    def __init__(self, connection: redis.Redis, *, url: str = "") -> None:
-        self.name = f"test-{uuid.uuid4().hex[:12]}"
+    def __init__(self, connection: redis.Redis, *, url: str = "", name: str = "") -> None:
+        self.name = name or f"test-{uuid.uuid4().hex[:12]}"
         self.url = url
         self.connection = connection
         self.broker = Broker(connection, queue=self.name, lease_seconds=LEASE_SECONDS)
@@ -312,8 +220,8 @@ class Queue:
         self.broker.ensure_groups()
 
     @classmethod
-    def at(cls, url: str) -> "Queue":
-        return cls(connect(url, block_seconds=1.0), url=url)
+    def at(cls, url: str, **others: Any) -> "Queue":
+        return cls(connect(url, block_seconds=1.0), url=url, **others)
 
     def settings(self, **overrides: Any) -> Settings:
         return make_settings(self.url, self.name, **overrides)
@@ -363,6 +271,13 @@ class Queue:
             return request_id in [item.request_id for item in self.broker.reap()]
 
         eventually(reaped, f"{request_id} reaped")
+
+    def take_all_away(self) -> None:
+        """The same for all requests of workers that are dead or frozen."""
+        names = self.connection.zrange(self.keys.lease, 0, -1)
+        if names:
+            self.connection.zadd(self.keys.lease, dict.fromkeys(names, 1))
+        assert len(self.broker.reap()) == len(names)
 
     def result(self, request_id: str, *, seconds: float = PATIENCE_SECONDS) -> Output:
         """Wait for the end of a request; returns its joined log."""

@@ -1,9 +1,9 @@
 """A worker process without a model: `python -m tests.service.fake_worker`, flags as the real one.
 
-Only tests reach it. Each of its steps takes QUIRE_TEST_STEP_SECONDS of device time; one with a
-prompt that begins with POISON is the last thing it does; one with a prompt that begins with
-SLOW_POISON is, once it has made SLOW_POISON_TOKENS tokens of the output; and one with a prompt that
-begins with TREACLE never ends, once the output has TREACLE_TOKENS tokens.
+Only tests reach it, and `held` may hold it. Each of its steps takes QUIRE_TEST_STEP_SECONDS of
+device time; one with a prompt that begins with POISON is the last thing it does; one with a prompt
+that begins with SLOW_POISON is, once it has made SLOW_POISON_TOKENS tokens of the output; and one
+with a prompt that begins with TREACLE never ends, once the output has TREACLE_TOKENS tokens.
 """
 
 import functools
@@ -17,6 +17,7 @@ import service.worker.process.worker
 from engine.batch import Batch
 from service.worker.process.worker import Worker
 from tests.service.builders import fake_model
+from tests.service.held import hold
 
 STEP_SECONDS = float(os.environ.get("QUIRE_TEST_STEP_SECONDS", "0.004"))
 #: It takes the process down as the kernel or a fault in native code would: without a word.
@@ -34,6 +35,7 @@ _begun_at: dict[str, int] = {}
 
 def compute(batch: Batch) -> None:
     time.sleep(STEP_SECONDS)
+    hold(max(row.output_index for row in batch.rows))
     for row in batch.rows:
         prompt = tuple(row.prompt_token_ids)
         if prompt[: len(POISON)] == POISON:

@@ -1,8 +1,8 @@
-"""Starts real workers from a server that has imported torch and transformers already.
+"""Starts programs of ours from a server that has their imports already.
 
-Each worker is a process of its own, with its own threads, connections and model, and runs
-`python -m service` from its first line. Only the imports are shared: in a fresh interpreter they
-take several seconds of a core, most of a start.
+Each is a process of its own, with its own threads, connections and model, and runs from its first
+line as with `python -m`. Only the imports are shared: in a fresh interpreter they take a second of
+a core, and several with a model, most of a start.
 """
 
 import multiprocessing
@@ -12,11 +12,21 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
+from unittest import mock
 
+#: What the processes of the service import, and the fake workers of tests.
+SERVICE = (
+    "tests.service.builders",
+    "service.gateway.server",
+    "service.batcher.batcher",
+    "service.notifier.notifier",
+    "service.console.server",
+)
 #: What a worker with a model imports, and with it nearly all that takes time.
-IMPORTS = (
+MODEL = (
     "service.worker.process.worker",
     "service.worker.model.text",
     "engine.model.load.load_runner",
@@ -26,21 +36,27 @@ IMPORTS = (
 THREADS = {"OMP_NUM_THREADS": "1"}
 
 _context = multiprocessing.get_context("forkserver")
-#: The fork server that this module started, if any.
-_server_pid: int | None = None
 
 
 class ForkedProgram:
     """A module that runs as a program would: what `subprocess.Popen` has, with stderr piped."""
 
     def __init__(
-        self, module: str, arguments: Sequence[str], *, environ: Mapping[str, str], folder: str
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        environ: Mapping[str, str],
+        folder: str,
+        imports: tuple[str, ...] = MODEL,
     ) -> None:
-        _start_server()
+        server = _server_with(imports)
         reader, writer = _context.Pipe(duplex=False)
         given = (module, tuple(arguments), dict(environ), folder, writer)
         self._process = _context.Process(target=_run, args=given, daemon=True)
-        self._process.start()
+        # A process knows one server, which other tests may have started without these imports.
+        with mock.patch.object(forkserver, "connect_to_new_process", server.connect_to_new_process):
+            self._process.start()
         writer.close()
         self.stderr = os.fdopen(os.dup(reader.fileno()), encoding="utf-8")
         reader.close()
@@ -68,28 +84,13 @@ class ForkedProgram:
         self.send_signal(signal.SIGKILL)
 
 
-def _start_server() -> None:
-    """Without effect once it runs.
-
-    A process has one fork server. One that other tests have started lacks our imports, so it is
-    replaced; the processes that it started continue.
-    """
-    global _server_pid
-    server = forkserver._forkserver
-    if server._forkserver_pid is not None and server._forkserver_pid != _server_pid:
-        server._stop()
-    before = {name: os.environ.get(name) for name in THREADS}
-    os.environ.update(THREADS)
-    try:
-        _context.set_forkserver_preload(list(IMPORTS))
-        forkserver.ensure_running()
-        _server_pid = server._forkserver_pid
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+@cache
+def _server_with(imports: tuple[str, ...]) -> forkserver.ForkServer:
+    server = forkserver.ForkServer()
+    server.set_forkserver_preload(list(imports))
+    with mock.patch.dict(os.environ, THREADS):
+        server.ensure_running()
+    return server
 
 
 def _run(

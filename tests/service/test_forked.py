@@ -1,17 +1,16 @@
 """Programs that are forked with their imports behave like programs that are started."""
 
+import importlib.util
 import json
-import multiprocessing
 import os
 import signal
 import sys
-from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
 
 from tests.service.builders import PATIENCE_SECONDS
-from tests.service.forked import ForkedProgram
+from tests.service.forked import MODEL, SERVICE, ForkedProgram
 
 pytestmark = pytest.mark.processes
 
@@ -32,11 +31,9 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     started: list[ForkedProgram] = []
 
-    def start_one(*arguments: str) -> ForkedProgram:
-        environ = {"ONLY": "this", "LC_CTYPE": "C.UTF-8"}
-        started.append(
-            ForkedProgram("forked_program", arguments, environ=environ, folder=str(tmp_path))
-        )
+    def start_one(*arguments: str, imports: tuple[str, ...] = SERVICE) -> ForkedProgram:
+        where = {"environ": {"ONLY": "this", "LC_CTYPE": "C.UTF-8"}, "folder": str(tmp_path)}
+        started.append(ForkedProgram("forked_program", arguments, imports=imports, **where))
         return started[-1]
 
     yield start_one
@@ -47,12 +44,18 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_it_has_its_arguments_its_folder_and_its_environment_alone(start, tmp_path: Path):
     program = start("3", "--flag")
-    told, has_torch = program.stderr.read().splitlines()
+    told, _ = program.stderr.read().splitlines()
     assert json.loads(told) == [
         ["3", "--flag"], str(tmp_path), {"ONLY": "this", "LC_CTYPE": "C.UTF-8"}, "__main__",
     ]  # fmt: skip
-    assert has_torch == "True"
     assert program.wait(PATIENCE_SECONDS) == program.poll() == 3
+
+
+@pytest.mark.parametrize(("imports", "has_torch"), [(SERVICE, "False"), (MODEL, "True")])
+def test_it_has_the_imports_of_its_kind_alone(start, imports: tuple[str, ...], has_torch: str):
+    assert start("0", imports=imports).stderr.read().splitlines()[-1] == has_torch
+    # A server passes over a module that there is not.
+    assert all(importlib.util.find_spec(name) for name in imports)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -69,14 +72,3 @@ def test_the_process_that_starts_it_is_left_as_it_was(start):
     before = dict(os.environ), Path.cwd(), list(sys.argv)
     start("0").wait(PATIENCE_SECONDS)
     assert (dict(os.environ), Path.cwd(), list(sys.argv)) == before
-
-
-def test_a_server_that_other_tests_have_started_is_replaced(start):
-    program = start("0")
-    program.wait(PATIENCE_SECONDS)
-    forkserver._forkserver._stop()
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["json"])
-    forkserver.ensure_running()
-    _, has_torch = start("3").stderr.read().splitlines()
-    assert has_torch == "True"

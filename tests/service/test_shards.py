@@ -9,6 +9,7 @@ from quire.errors import DurabilityUnavailable
 from quire.queue.submit.routing import shard_of
 from quire.transport.local_redis import LocalRedis
 from tests.service.builders import (
+    SHORT_LEASE_SECONDS,
     Queue,
     StepGate,
     WorkerThread,
@@ -66,11 +67,12 @@ def test_claims_of_every_shard_are_renewed_reaped_and_taken_over(queue: Queue):
     gate = StepGate(steps=2)
     with Client(queue.url, queue=queue.name, shards=NUM_SHARDS) as client:
         ids = submit_to_all(client, count=9)
-        settings = queue.settings(shards=NUM_SHARDS, stall_timeout_seconds=0.2)
+        short = {"lease_seconds": SHORT_LEASE_SECONDS}
+        settings = queue.settings(shards=NUM_SHARDS, stall_timeout_seconds=0.2, **short)
         with WorkerThread(settings, before_run=gate) as stalled:
             eventually(lambda: stalled.get("/livez")[0] == 503)
             # Its own claims outlast a stall: each request is taken over once.
-            with WorkerThread(queue.settings(shards=NUM_SHARDS, lease_seconds=4.5)):
+            with WorkerThread(queue.settings(shards=NUM_SHARDS)):
                 results = [client.result(request_id, timeout=30.0) for request_id in ids]
             gate.open()
     assert all(len(result.token_ids) == 6 for result in results)

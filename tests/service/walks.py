@@ -6,10 +6,10 @@ from functools import cache
 from itertools import product
 from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from engine.constraint import Constraint as EngineConstraint
-from engine.constraint import allows
 from quire.wire.constraints import Constraint
 from service.worker.constraints.grammars import CompiledGrammars, load_grammars
 
@@ -49,8 +49,10 @@ def constraint(kind: Any, value: Any, *, output: Sequence[int] = ()) -> EngineCo
 
 
 def may_come(rule: EngineConstraint, output: Sequence[int]) -> list[int]:
-    bits = rule.allowed(output)
-    return [token_id for token_id in range(8 * len(bits)) if allows(bits, token_id)]
+    found: list[int] = np.flatnonzero(
+        np.unpackbits(rule.allowed(output), bitorder="little")
+    ).tolist()
+    return found
 
 
 def walk(rule: EngineConstraint, *, seed: int, longest: int = 200) -> tuple[list[int], bool]:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from quire import Client
-from tests.service.builders import REAL_WORKER, WorkerProcess
+from tests.service.builders import Queue
 from tests.service.gateway.builders import CHAT, Event, GatewayProcess, Stream
+from tests.service.processes import REAL_WORKER, WorkerProcess
 from tests.tools.formats import FORMATS, PLAIN, Format
 from tests.tools.judging import SCHEMAS, TOOLS, fault_of
 from tests.tools.models import save_family
@@ -145,10 +146,11 @@ def stage(one: Format, redis_url: str, queue: str) -> Iterator[Stage]:
     with tempfile.TemporaryDirectory() as folder:
         bias = save_family(one, Path(folder))
         flags = ("--model", folder, "--publish-share", "1")
+        where = Queue.at(redis_url, name=queue)
         with (
-            WorkerProcess(redis_url, queue, *flags, module=REAL_WORKER) as worker,
-            GatewayProcess(redis_url, queue) as first,
-            GatewayProcess(redis_url, queue) as second,
+            WorkerProcess(where, *flags, module=REAL_WORKER) as worker,
+            GatewayProcess(where) as first,
+            GatewayProcess(where) as second,
             Client(redis_url, queue=queue) as client,
         ):
             worker.wait_until_ready()

@@ -2,7 +2,6 @@
 
 import io
 import json
-import signal
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,18 +12,36 @@ from openai import OpenAI
 
 from service.batcher.batcher import Batcher
 from service.batcher.settings import BatcherSettings
-from tests.service.builders import LoggedProcess, Queue, eventually, expected_tokens, text_of
+from tests.service.builders import Queue, eventually, expected_tokens, text_of
+from tests.service.processes import LoggedProcess
 
 ENDPOINT = "/v1/completions"
 ENDED = ("completed", "failed", "expired", "cancelled")
 #: Short enough for quick takeovers, long enough to be renewed on a busy machine.
-LEASE_SECONDS = 1.5
+LEASE_SECONDS = 2.0
 
 
 def line(custom_id: str, prompt: Any = (1, 2), **body: Any) -> dict[str, Any]:
     """A line of an input file."""
     body = {"prompt": list(prompt), "max_tokens": 6, "seed": 0} | body
     return {"custom_id": custom_id, "method": "POST", "url": ENDPOINT, "body": body}
+
+
+def lines_of_batch(num_lines: int) -> list[dict[str, Any]]:
+    """Lines of different lengths."""
+    return [line(f"row-{n}", max_tokens=n % 7 + 1) for n in range(num_lines)]
+
+
+def wanted(num_lines: int) -> dict[str, str]:
+    """What `results_of` gives for these lines."""
+    return {f"row-{n}": expected_text(n % 7 + 1) for n in range(num_lines)}
+
+
+def value_of(batcher: Batcher, name: str, **labels: str) -> float:
+    """The value of one sample of a batcher."""
+    value = batcher.metrics.registry.get_sample_value(f"quire_batcher_{name}", labels)
+    assert value is not None
+    return value
 
 
 def expected_text(max_tokens: int = 6, prompt: tuple[int, ...] = (1, 2)) -> str:
@@ -107,7 +124,3 @@ class BatcherProcess(LoggedProcess):
         times = ("--lease-seconds", str(LEASE_SECONDS), "--poll-seconds", "0.05")
         super().__init__("service.batcher", *where, *times, "--save-seconds", "0.1", *flags)
         self.wait_for_event("batcher ready")
-
-    def kill(self) -> None:
-        self.signal(signal.SIGKILL)
-        self.process.wait()

@@ -37,7 +37,7 @@ def body():
 
 
 def test_a_large_file_passes_through_a_gateway_in_parts(queue: Queue, tmp_path):
-    with GatewayProcess(queue.url, queue.name, "--files-folder", str(tmp_path)) as gateway:
+    with GatewayProcess(queue, "--files-folder", str(tmp_path)) as gateway:
         before = peak_bytes(gateway.process.pid)
         kind = "multipart/form-data; boundary=b"
         made = gateway.ask("POST", "/v1/files", body(), Content_Type=kind).body

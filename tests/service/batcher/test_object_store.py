@@ -22,10 +22,11 @@ from tests.service.batcher.builders import (
     batcher_of,
     create,
     ended,
-    expected_text,
-    line,
+    lines_of_batch,
     results_of,
     settings_of,
+    value_of,
+    wanted,
 )
 from tests.service.batcher.conftest import Front, front_of
 
@@ -81,8 +82,7 @@ def test_a_large_file_is_stored_and_read_in_parts(stored, url, tmp_path):
 
 def test_a_batch_goes_on_at_another_machine(stored, worker, url, tmp_path):
     """Two batchers with folders of their own have nothing in common but the store and Redis."""
-    lines = [line(f"row-{n}", max_tokens=n % 3 + 1) for n in range(40)]
-    made = create(stored.openai, *lines)
+    made = create(stored.openai, *lines_of_batch(40))
     records = Ledger(stored.queue.connection, stored.queue.name)
     storage = ObjectStorage(tmp_path / "first", url)
     hold = records.run(ledger.claim_batch(records.keys, made.id, lease_ms=60_000))
@@ -109,15 +109,8 @@ def test_a_batch_goes_on_at_another_machine(stored, worker, url, tmp_path):
     assert len(parts) > 2, "each save is an object"
     with batcher_of(stored.queue, tmp_path / "second", files_url=url) as batcher:
         batch = ended(stored.openai, made.id)
-        (written,) = [
-            one.value
-            for metric in batcher.metrics.registry.collect()
-            for one in metric.samples
-            if one.name == "quire_batcher_lines_total" and one.labels["outcome"] == "completed"
-        ]
-    assert results_of(stored.openai, batch) == {
-        f"row-{n}": expected_text(n % 3 + 1) for n in range(40)
-    }
+        written = value_of(batcher, "lines_total", outcome="completed")
+    assert results_of(stored.openai, batch) == wanted(40)
     assert written <= 28, "it went on where the first one was"
     assert storage.list_objects(f"work/{made.id}/") == []
 

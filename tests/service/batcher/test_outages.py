@@ -16,9 +16,10 @@ from tests.service.batcher.builders import (
     batcher_of,
     create,
     ended,
-    expected_text,
-    line,
+    lines_of_batch,
     results_of,
+    value_of,
+    wanted,
 )
 from tests.service.batcher.conftest import Front, front_of
 from tests.service.builders import Queue, WorkerThread, eventually, http_get, private_redis
@@ -28,20 +29,6 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 #: Longer than a test: nothing renews it meanwhile.
 LONG_SECONDS = 300.0
 NUM_LINES = 40
-
-
-def lines_of_batch():
-    return [line(f"row-{n}", max_tokens=n % 7 + 1) for n in range(NUM_LINES)]
-
-
-def wanted():
-    return {f"row-{n}": expected_text(n % 7 + 1) for n in range(NUM_LINES)}
-
-
-def value_of(batcher, name: str, **labels: str) -> float:
-    value = batcher.metrics.registry.get_sample_value(f"quire_batcher_{name}", labels)
-    assert value is not None
-    return value
 
 
 def run_out(front, batch_id: str) -> None:
@@ -54,7 +41,7 @@ def field_of(front, batch_id: str, name: str) -> int:
 
 
 def test_a_process_never_runs_a_batch_twice_at_once(front, gated_worker, gate):
-    made = create(front.openai, *lines_of_batch())
+    made = create(front.openai, *lines_of_batch(NUM_LINES))
     settings = {"lease_seconds": LONG_SECONDS, "save_seconds": LONG_SECONDS}
     with batcher_of(front.queue, front.folder, max_running_batches=3, **settings) as batcher:
         # Only its first save comes before its end.
@@ -65,7 +52,7 @@ def test_a_process_never_runs_a_batch_twice_at_once(front, gated_worker, gate):
         gate.open()
         batch = ended(front.openai, made.id)
         assert field_of(front, made.id, "epoch") == 1
-        assert results_of(front.openai, batch) == wanted()
+        assert results_of(front.openai, batch) == wanted(NUM_LINES)
         status, body = http_get(batcher.http_port, "/livez")
         assert (status, json.loads(body)["dead_threads"]) == (200, [])
     assert value_of(batcher, "claims_total", ending="completed") == 1
@@ -87,7 +74,7 @@ def own_front(own_redis, tmp_path) -> Iterator[Front]:
 
 def test_an_outage_that_is_longer_than_the_lease_is_borne(own_redis, own_front, gate):
     front, lease_seconds = own_front, 2.0
-    made = create(front.openai, *lines_of_batch())
+    made = create(front.openai, *lines_of_batch(NUM_LINES))
     settings = {"lease_seconds": lease_seconds, "max_running_batches": 3}
     with (
         WorkerThread(front.queue.settings(max_num_seqs=16), before_run=gate),
@@ -100,7 +87,7 @@ def test_an_outage_that_is_longer_than_the_lease_is_borne(own_redis, own_front, 
         own_redis.restart()
         gate.open()
         batch = ended(front.openai, made.id)
-        assert results_of(front.openai, batch) == wanted()
+        assert results_of(front.openai, batch) == wanted(NUM_LINES)
         assert field_of(front, made.id, "epoch") == 1
         assert http_get(batcher.http_port, "/livez")[0] == 200
 
@@ -118,7 +105,7 @@ def test_memory_that_is_full_now_and_then_ends_no_batch(own_front, monkeypatch):
     connection = own_front.queue.connection
     monkeypatch.setattr(batcher_module, "PAUSE_SECONDS", 0.01)
     settings = {"lease_seconds": LONG_SECONDS, "max_running_batches": 1}
-    made = create(own_front.openai, *lines_of_batch())
+    made = create(own_front.openai, *lines_of_batch(NUM_LINES))
     run = Ledger.run
 
     def starved(records: Ledger, procedure: Procedure):
@@ -140,7 +127,7 @@ def test_memory_that_is_full_now_and_then_ends_no_batch(own_front, monkeypatch):
         batcher_of(own_front.queue, own_front.folder, **settings) as batcher,
     ):
         batch = ended(own_front.openai, made.id)
-        assert results_of(own_front.openai, batch) == wanted()
+        assert results_of(own_front.openai, batch) == wanted(NUM_LINES)
     assert (batch.status, batch.request_counts.completed) == ("completed", NUM_LINES)
     endings = {
         one: value_of(batcher, "claims_total", ending=one) for one in ("defect", "unavailable")

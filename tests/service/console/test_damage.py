@@ -18,7 +18,7 @@ from tests.console import stage
 JUNK = (b"", b"\xff\xfe", b"-1", b"nan", b"9" * 400, b"1e999", b" ", b"0 0 0", b"\x00", b"\x81\xa1",
         stage.HOSTILE.encode(), "\N{SUPERSCRIPT TWO}".encode(), b"True")  # fmt: skip
 #: How many damaged queues are looked at; more with QUIRE_TEST_CONSOLE_DAMAGE=<number>.
-NUM_QUEUES = int(os.environ.get("QUIRE_TEST_CONSOLE_DAMAGE", "25"))
+NUM_QUEUES = int(os.environ.get("QUIRE_TEST_CONSOLE_DAMAGE", "12"))
 
 
 def looks() -> list[tuple[object, Parameters]]:

@@ -6,7 +6,8 @@ import urllib.request
 
 import pytest
 
-from tests.service.builders import PATIENCE_SECONDS, LoggedProcess, http_get
+from tests.service.builders import PATIENCE_SECONDS, http_get
+from tests.service.processes import LoggedProcess
 
 PASSWORD, OTHER = "a-long-password-1", "another-password-2"
 

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import http.client
 import json
-import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ from typing import Any
 from quire.client.async_client import AsyncClient
 from service.gateway.server import GatewayServer
 from service.gateway.settings import GatewaySettings
-from tests.service.builders import PATIENCE_SECONDS, LoggedProcess
+from tests.service.builders import PATIENCE_SECONDS, Queue, eventually
+from tests.service.processes import LoggedProcess
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
@@ -179,6 +179,11 @@ class Front:
         ]
         return float(found)
 
+    def wait_for_hang_up(self, outcome: str) -> float:
+        """Wait until the gateway has noticed that a caller has gone; returns how many have."""
+        name = "quire_gateway_hang_ups_total"
+        return eventually(lambda: self.metric(name, outcome=outcome), f"a hang up: {outcome}")
+
 
 class GatewayThread(Front):
     """A whole gateway inside the test, over the client that `make_client` gives to its loop."""
@@ -220,11 +225,7 @@ class GatewayThread(Front):
 class GatewayProcess(LoggedProcess, Front):
     """`python -m service.gateway` in a process of its own, once it is ready."""
 
-    def __init__(self, redis_url: str, queue: str, *flags: str) -> None:
-        where = ("--redis-url", redis_url, "--queue", queue)
+    def __init__(self, queue: Queue, *flags: str) -> None:
+        where = ("--redis-url", queue.url, "--queue", queue.name)
         LoggedProcess.__init__(self, "service.gateway", *where, *flags)
         Front.__init__(self, self.wait_for_event("gateway ready")["http_port"])
-
-    def kill(self) -> None:
-        self.signal(signal.SIGKILL)
-        self.process.wait()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from bisect import bisect_left
 
 import pytest
 
@@ -9,11 +10,14 @@ from quire.errors import UnknownRequest
 from quire.testing.in_memory import FakeQuire
 from quire.wire.codec import MAX_MESSAGE_BYTES
 from quire.wire.protocol import Priority
+from service.gateway import idempotency
 from service.gateway.idempotency import call_of
 from tests.service.builders import eventually
 from tests.service.gateway.builders import CHAT, COMPLETIONS, GatewayThread
 
 MESSAGES = [{"role": "user", "content": "hello"}]
+#: Of the bytes of a request, the others hardly count.
+LONG = "x" * 20_000
 
 
 def test_a_completion_is_answered_in_openais_form_under_the_id_of_its_request(gateway, fake):
@@ -215,36 +219,44 @@ def test_options_of_a_stream_that_say_nothing_are_read_over(gateway):
     assert "".join(event.text for event in reply.events) == "one two three"
 
 
-def test_choices_of_a_long_prompt_are_refused_before_the_queue_holds_it_so_often(gateway, fake):
-    reply = gateway.complete("x" * 500_000, n=17)
-    assert (reply.status, reply.error["param"]) == (400, "n")
+@pytest.mark.parametrize(
+    ("refused", "param", "served"),
+    [
+        ((LONG, 17), "n", (LONG, 16)),
+        (([LONG] * 6, 3), "prompt", ([LONG] * 6, 2)),
+        ((["x", LONG], 17), "prompt", (["x", LONG], 16)),
+    ],
+)
+def test_the_prompts_of_all_choices_are_refused_before_the_queue_holds_them(
+    gateway, fake, monkeypatch, refused, param, served
+):
+    monkeypatch.setattr(idempotency, "MAX_CALL_BYTES", 17 * len(LONG))
+    prompt, number = refused
+    reply = gateway.complete(prompt, n=number)
+    assert (reply.status, reply.error["param"]) == (400, param)
     assert not fake.requests
-    assert gateway.complete("x" * 500_000, n=16).status == 200
-
-
-def test_prompts_of_a_list_take_no_more_together_than_the_choices_of_one(gateway, fake):
-    reply = gateway.complete(["x" * 500_000] * 6, n=3)
-    assert (reply.status, reply.error["param"]) == (400, "prompt")
-    reply = gateway.complete(["x", "x" * 500_000], n=17)
-    assert (reply.status, reply.error["param"]) == (400, "prompt")
-    assert not fake.requests
-    assert gateway.complete(["x" * 500_000] * 6, n=2).status == 200
+    prompt, number = served
+    assert gateway.complete(prompt, n=number).status == 200
 
 
 def test_a_call_of_which_one_choice_is_too_long_sends_none(gateway, fake):
     """The last one has a longer seed and number; with a key the first is sent by itself."""
-    found = set()
-    for length in range(MAX_MESSAGE_BYTES - 240, MAX_MESSAGE_BYTES - 80, 4):
+
+    def is_refused(length: int) -> bool:
         body = {"prompt": ["x", "x" * length], "n": 2, "seed": 7}
         key = str(length)
         reply = gateway.complete(**body, headers={"Idempotency_Key": key})
-        found.add(reply.status)
-        if reply.status == 400:
-            assert "the limit is" in reply.error["message"]
-            call = call_of("completions", body, tenant="default", key=key, model="fake")
-            with pytest.raises(UnknownRequest):
-                fake.broker.status(call.record.id)
-    assert found == {200, 400}
+        if reply.status == 200:
+            return False
+        assert "the limit is" in reply.error["message"]
+        call = call_of("completions", body, tenant="default", key=key, model="fake")
+        with pytest.raises(UnknownRequest):
+            fake.broker.status(call.record.id)
+        return True
+
+    lengths = range(MAX_MESSAGE_BYTES - 240, MAX_MESSAGE_BYTES - 80)
+    # The search ends at the shortest that is refused, of which one choice alone is too long.
+    assert 0 < bisect_left(lengths, True, key=is_refused) < len(lengths)
 
 
 def test_while_the_choices_of_a_call_are_made_ready_others_get_on():

@@ -14,20 +14,20 @@ from tests.quire.sentinels import replicas_known_to, started_sentinel
 from tests.quire.servers import real_program
 from tests.service.builders import (
     PATIENCE_SECONDS,
-    WorkerProcess,
+    Queue,
     eventually,
     expected_tokens,
     private_redis,
     text_of,
 )
 from tests.service.gateway.builders import GatewayProcess
+from tests.service.processes import WorkerProcess
 
 pytestmark = [pytest.mark.processes, pytest.mark.real_redis]
 
 NUM_CALLERS = 12
 #: What every caller has when the master is killed, and what it gets in the end.
 NUM_BEFORE, NUM_TOKENS = 20, 900
-QUEUE = "shop"
 
 
 class Caller:
@@ -110,10 +110,8 @@ def kill_master(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tup
 
 def test_a_stream_is_at_all_times_a_beginning_of_its_answer_and_ends_whole(kill_master):
     url, kill = kill_master
-    with (
-        WorkerProcess(url, QUEUE, module="tests.service.fake_worker") as worker,
-        GatewayProcess(url, QUEUE) as gateway,
-    ):
+    queue = Queue.at(url)
+    with WorkerProcess(queue) as worker, GatewayProcess(queue) as gateway:
         worker.wait_until_ready()
         callers = [Caller(gateway, number) for number in range(1, NUM_CALLERS + 1)]
         eventually(lambda: min(caller.num_tokens for caller in callers) >= NUM_BEFORE, "streaming")

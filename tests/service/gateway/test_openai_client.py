@@ -165,8 +165,7 @@ def test_a_call_that_the_client_repeats_is_one_generation_where_it_has_a_key(gat
     script.pieces = [None, "one"]
 
     def release_after_a_hang_up():
-        left = {"outcome": "left"}
-        eventually(lambda: gateway.metric("quire_gateway_hang_ups_total", **left) > 0, "hung up")
+        gateway.wait_for_hang_up("left")
         script.release.set()
 
     releasing = threading.Thread(target=release_after_a_hang_up)

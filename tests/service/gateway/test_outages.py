@@ -220,10 +220,7 @@ def test_who_hangs_up_while_redis_is_away_ends_the_request_when_it_is_back(gatew
         stream.read_tokens(4)
         with fake.outage():
             stream.hang_up()
-            late = {"outcome": "late"}
-            eventually(
-                lambda: gateway.metric("quire_gateway_hang_ups_total", **late) == 1, "noticed"
-            )
+            gateway.wait_for_hang_up("late")
     wait_until_cancelled(fake, stream.request_id)
 
 
@@ -247,8 +244,7 @@ def test_who_hangs_up_while_redis_has_no_memory_ends_the_request_when_it_has(
     script.pieces = ["one ", None]
     with gateway.stream() as stream:
         stream.read_tokens(4)
-    late = {"outcome": "late"}
-    eventually(lambda: gateway.metric("quire_gateway_hang_ups_total", **late) == 1, "noticed")
+    gateway.wait_for_hang_up("late")
     memory.set()
     wait_until_cancelled(fake, stream.request_id)
 
@@ -285,8 +281,7 @@ def test_a_choice_that_cannot_be_ended_keeps_none_of_the_others_from_it(
     with gateway.stream(n=2) as stream:
         stream.read_tokens(4)
     wait_until_cancelled(fake, f"{stream.request_id}:1")
-    left = {"outcome": "cancelled"}
-    eventually(lambda: gateway.metric("quire_gateway_hang_ups_total", **left) == 1, "noticed")
+    gateway.wait_for_hang_up("cancelled")
 
 
 def test_a_gateway_that_ends_first_says_how_many_requests_go_on_for_nobody(
@@ -300,8 +295,7 @@ def test_a_gateway_that_ends_first_says_how_many_requests_go_on_for_nobody(
     script.pieces = ["one ", None, "two"]
     with gateway.stream(n=2) as stream:
         stream.read_tokens(4)
-    late = {"outcome": "late"}
-    eventually(lambda: gateway.metric("quire_gateway_hang_ups_total", **late) == 1, "noticed")
+    gateway.wait_for_hang_up("late")
     script.release.set()
     for request_id in (stream.request_id, f"{stream.request_id}:1"):
         eventually(lambda id_=request_id: state_of(fake, id_) == "completed", "completed")

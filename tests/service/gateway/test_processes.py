@@ -15,20 +15,19 @@ from service.worker.settings.config import EMBEDDED_MODEL
 from tests.service.builders import (
     CHECKOUT,
     PATIENCE_SECONDS,
-    REAL_WORKER,
-    SLOW_WORKER,
-    LoggedProcess,
     Queue,
-    WorkerProcess,
+    StepGate,
+    WorkerThread,
     eventually,
     expected_tokens,
     text_of,
 )
 from tests.service.gateway.builders import COMPLETIONS, GatewayProcess
+from tests.service.processes import HELD_WORKER, REAL_WORKER, LoggedProcess, WorkerProcess
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
-NUM_TOKENS = 900
+NUM_TOKENS = 150
 #: So hot that no token is like the one before it, and one out of its place shows.
 CALL = {
     "model": "abacus", "prompt": "12+34=", "max_tokens": NUM_TOKENS, "temperature": 20.0,
@@ -36,10 +35,10 @@ CALL = {
 }  # fmt: skip
 
 
-def worker_of(queue: Queue, *, module: str = REAL_WORKER) -> WorkerProcess:
+def worker_of(queue: Queue, **how: Any) -> WorkerProcess:
     sizes = ("--max-num-seqs", "4", "--num-blocks", "128", "--dtype", "float32", "--device", "cpu")
     flags = ("--model", str(EMBEDDED_MODEL), "--served-model-name", "abacus", *sizes)
-    return WorkerProcess(queue.url, queue.name, *flags, module=module)
+    return WorkerProcess(queue, *flags, **how)
 
 
 class Caller:
@@ -103,21 +102,19 @@ def killed(redis_url) -> Any:
     """An undisturbed answer, one whose worker, gateway and caller died, and who comes for it."""
     queue = Queue.at(redis_url)
     with contextlib.ExitStack() as stack:
-        first, second = (
-            stack.enter_context(GatewayProcess(queue.url, queue.name)) for _ in range(2)
-        )
-        with worker_of(queue, module=SLOW_WORKER) as worker:
+        first, second = (stack.enter_context(GatewayProcess(queue)) for _ in range(2))
+        with worker_of(queue, module=HELD_WORKER, held_at=40) as worker:
             worker.wait_until_ready()
             caller = Caller(first, COMPLETIONS, key="disturbed")
             eventually(lambda: caller.lines, "the caller knows its request")
             queue.wait_for_tokens(caller.request_id, 40)
-            worker.signal(signal.SIGKILL)
+            worker.kill()
             eventually(lambda: len(caller.tokens) >= 20, "tokens have come to the caller")
             first.kill()
             caller.kill()
-            worker.wait()
+        queue.take_all_away()
         published = queue.published(caller.request_id)
-        with worker_of(queue):
+        with worker_of(queue, module=REAL_WORKER):
             path = f"/v1/requests/{caller.request_id}/events"
             rest = Caller(second, path, caller.last).wait()
             whole = Caller(second, COMPLETIONS, key="undisturbed").wait()
@@ -152,7 +149,7 @@ def test_a_call_that_is_sent_again_to_another_gateway_joins_what_the_killed_one_
 
 
 def test_sigterm_drains_a_process_and_the_log_tells_of_it(queue: Queue):
-    with GatewayProcess(queue.url, queue.name, "--drain-seconds", "0.1") as gateway:
+    with GatewayProcess(queue, "--drain-seconds", "0.1") as gateway:
         assert gateway.get("/readyz").status == 200
         gateway.process.send_signal(signal.SIGTERM)
         assert gateway.wait() == 0
@@ -164,7 +161,7 @@ def test_sigterm_drains_a_process_and_the_log_tells_of_it(queue: Queue):
 def test_sighup_has_the_keys_read_again(queue: Queue, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("sk-first-0000000001 search\n")
-    with GatewayProcess(queue.url, queue.name, "--keys-file", str(keys)) as gateway:
+    with GatewayProcess(queue, "--keys-file", str(keys)) as gateway:
         second = {"Authorization": "Bearer sk-second-000000002"}
         assert gateway.get("/v1/models", **second).status == 401
         keys.write_text("sk-second-000000002 search\n")
@@ -183,7 +180,7 @@ def test_a_sighup_while_a_gateway_starts_is_heard_when_it_has_started(queue: Que
     keys = tmp_path / "keys"
     keys.write_text("sk-first-0000000001 search\n")
     where = ("--redis-url", queue.url, "--queue", queue.name, "--keys-file", str(keys))
-    with LoggedProcess("service.gateway", *where) as gateway:
+    with LoggedProcess("service.gateway", *where, is_fresh=True) as gateway:
         status = Path(f"/proc/{gateway.process.pid}/status")
         bit = 1 << (signal.SIGHUP - 1)
         eventually(lambda: blocked_by(status) & bit, "its first line has run")
@@ -211,12 +208,12 @@ def test_streams_go_on_and_removed_keys_are_refused_while_keys_are_read_again(
             gateway.signal(signal.SIGHUP)
         gateway.wait_for_event(event)
 
+    gate = StepGate(steps=5)
     with (
-        WorkerProcess(queue.url, queue.name, module="tests.service.fake_worker") as worker,
-        GatewayProcess(queue.url, queue.name, "--keys-file", str(keys)) as gateway,
+        WorkerThread(queue.settings(), before_run=gate),
+        GatewayProcess(queue, "--keys-file", str(keys)) as gateway,
         contextlib.ExitStack() as stack,
     ):
-        worker.wait_until_ready()
         fields = {"max_tokens": NUM_TOKENS, "seed": 0}
         streams = [
             stack.enter_context(gateway.stream([1, 2], headers=headers, **fields))
@@ -226,6 +223,7 @@ def test_streams_go_on_and_removed_keys_are_refused_while_keys_are_read_again(
         assert [gateway.get("/v1/models", **who).status for who in (kept, removed)] == [200, 200]
         have_read(first, "keys are read again")
         assert [gateway.get("/v1/models", **who).status for who in (kept, removed)] == [200, 401]
+        gate.open()
         wanted = text_of(expected_tokens([1, 2], max_tokens=NUM_TOKENS))
         texts = ["".join(event.text for event in stream.rest()) for stream in streams]
         assert texts == [wanted] * len(streams)

@@ -132,9 +132,8 @@ def test_who_hangs_up_ends_all_requests_of_the_call(gateway, fake, script):
         stream.read_tokens(4)
     for request_id in (stream.request_id, f"{stream.request_id}:1"):
         eventually(lambda id_=request_id: state_of(fake, id_) == "cancelled", "cancelled")
-    told = {"outcome": "cancelled"}
     # It is counted when the gateway has the answer of Redis, which the worker may have before it.
-    eventually(lambda: gateway.metric("quire_gateway_hang_ups_total", **told) == 1, "counted")
+    assert gateway.wait_for_hang_up("cancelled") == 1
 
 
 def test_who_hangs_up_before_a_whole_answer_ends_it_too(gateway, fake, script):
@@ -152,8 +151,7 @@ def test_who_hangs_up_with_an_idempotency_key_means_to_come_back(gateway, fake, 
     script.pieces = ["one ", None, "two"]
     with gateway.stream(headers=KEY) as stream:
         seen = stream.read_tokens(4)
-    left = {"outcome": "left"}
-    eventually(lambda: gateway.metric("quire_gateway_hang_ups_total", **left) == 1, "noticed")
+    gateway.wait_for_hang_up("left")
     script.release.set()
     with gateway.resume(stream.request_id, seen[-1].id) as again:
         assert text_of(again.rest()) == "two"
@@ -166,8 +164,7 @@ def test_who_only_reads_changes_nothing_by_going(gateway, fake, script):
         stream.read_tokens(4)
         with gateway.resume(stream.request_id) as reader:
             reader.read_tokens(4)
-        left = {"outcome": "left"}
-        eventually(lambda: gateway.metric("quire_gateway_hang_ups_total", **left) == 1, "gone")
+        gateway.wait_for_hang_up("left")
         script.release.set()
         assert text_of(stream.rest()) == "two"
 

@@ -38,8 +38,9 @@ from service.shared.batches import ledger
 from service.shared.batches.ledger import Ledger, ResultFile
 from tests.quire.builders import claim_next, make_completion, make_item, make_request
 from tests.quire.servers import needs_version_7
-from tests.service.builders import LoggedProcess, eventually
+from tests.service.builders import eventually
 from tests.service.notifier.conftest import SECRET
+from tests.service.processes import LoggedProcess
 
 ROOT = Path(__file__).parents[3]
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import signal
 
 import pytest
 
@@ -18,11 +17,11 @@ from tests.service.builders import (
     MAX_MODEL_LEN,
     Queue,
     StepGate,
-    WorkerProcess,
     WorkerThread,
     byte_tokenizer,
     eventually,
 )
+from tests.service.processes import WorkerProcess
 
 EMBEDS = ServedVectors(
     kind="embeddings", width=FAKE_WIDTH, prompts={"query": "find: ", "document": ""}
@@ -50,8 +49,7 @@ def test_an_embedding_is_one_record_without_a_token(queue: Queue):
         output = queue.result(request_id)
         entries = queue.connection.xlen(queue.keys.output(request_id))
         eventually(lambda: [one.load.get("embeddings") for one in queue.broker.workers()] == [1.0])
-        finished = {"model": "fake", "outcome": "stop"}
-        eventually(lambda: worker.metric("quire_requests_finished_total", **finished) == 1)
+        worker.wait_for_end("stop")
     completion = output.completion
     assert (entries, output.chunks) == (1, ())
     assert (completion.state, completion.finish_reason) == (State.COMPLETED, FinishReason.STOP)
@@ -139,13 +137,13 @@ def test_a_worker_killed_in_the_middle_costs_no_vector(queue: Queue):
     first = [submit(queue, one) for one in inputs]
     ends = [queue.keys.output(request_id) for request_id in first]
     module = "tests.service.fake_embedder"
-    with WorkerProcess(queue.url, queue.name, *flags, module=module) as worker:
+    with WorkerProcess(queue, *flags, module=module) as worker:
         eventually(lambda: sum(map(queue.connection.exists, ends)) >= 4, "some ends")
-        worker.signal(signal.SIGKILL)
-        worker.wait()
+        worker.kill()
+    queue.take_all_away()
     num_before = sum(map(queue.connection.exists, ends))
     assert num_before < len(first), "the worker was killed too late"
-    with WorkerProcess(queue.url, queue.name, *flags, module=module):
+    with WorkerProcess(queue, *flags, module=module):
         outputs = [queue.result(request_id) for request_id in first]
     for token_ids, output in zip(inputs, outputs, strict=True):
         assert output.completion.vector == vector_of(token_ids)

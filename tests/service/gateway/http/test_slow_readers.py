@@ -62,8 +62,7 @@ def test_a_caller_that_takes_nothing_for_long_counts_as_gone(start, fake, script
     script.pieces = [*[PIECE] * 100, None]
     gateway = start(patience_seconds=0.05)
     with stream_without_reading(gateway):
-        gone = {"outcome": "cancelled"}
-        eventually(lambda: gateway.metric("quire_gateway_hang_ups_total", **gone) == 1, "gone")
+        gateway.wait_for_hang_up("cancelled")
         (request,) = fake.requests
         eventually(lambda: fake.broker.status(request.id).state == "cancelled", "cancelled")
 

@@ -23,7 +23,7 @@ def cut(redis_url: str) -> Any:
     queue, script = Queue.at(redis_url), Script()
     script.pieces = ["one ", "two ", None, "three"]
     with contextlib.ExitStack() as stack:
-        gateways = [stack.enter_context(GatewayProcess(queue.url, queue.name)) for _ in range(2)]
+        gateways = [stack.enter_context(GatewayProcess(queue)) for _ in range(2)]
         first, second = (
             stack.enter_context(OpenAI(base_url=gateway.url, api_key="unused", max_retries=0))
             for gateway in gateways

@@ -2,7 +2,6 @@
 
 import json
 import re
-import signal
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,16 +24,15 @@ from service.worker.model.served import ServedModel, load_model
 from service.worker.settings.config import EMBEDDED_MODEL
 from tests.service.builders import (
     EOS_ID,
-    SLOW_WORKER,
     VOCAB_SIZE,
     Queue,
-    WorkerProcess,
     WorkerThread,
     byte_tokenizer,
     expected_tokens,
     make_settings,
 )
 from tests.service.fake_model import expected_under
+from tests.service.processes import HELD_WORKER, REAL_WORKER, WorkerProcess, killed_in_the_middle
 from tests.service.worker.constraints.test_grammars import PERSON
 
 needs_abacus = pytest.mark.skipif(
@@ -44,8 +42,8 @@ ABACUS = ("--model", str(EMBEDDED_MODEL), "--dtype", "float32", "--device", "cpu
 NUMBERS = {
     "type": "array",
     "items": {"type": "integer", "minimum": 0, "maximum": 999999},
-    "minItems": 60,
-    "maxItems": 60,
+    "minItems": 20,
+    "maxItems": 20,
 }
 
 
@@ -77,22 +75,17 @@ def test_who_asks_gets_what_was_asked_for_and_nobody_else_is_touched(queue: Queu
 @pytest.mark.processes
 def test_killed_in_the_middle_of_a_value_it_goes_on_as_it_would_have(queue: Queue):
     sampling = {"max_tokens": 1000, "seed": 3, "json_schema": NUMBERS}
-    module = "tests.service.fake_worker"
     wanted = expected_under(
         Constraint("json_schema", NUMBERS, "body"), (1, 2), max_tokens=1000, seed=3
     )
     with Client(queue.url, queue=queue.name) as client:
         handle = client.submit([1, 2], sampling=sampling)
-        with WorkerProcess(queue.url, queue.name, module=module) as first:
-            queue.wait_for_tokens(handle.request_id, 20)
-            first.signal(signal.SIGKILL)
-            first.wait()
-        assert 20 <= queue.published(handle.request_id) < len(wanted)
-        with WorkerProcess(queue.url, queue.name, module=module):
+        assert killed_in_the_middle(queue, handle.request_id, tokens=20) < len(wanted)
+        with WorkerProcess(queue):
             completion = handle.result(timeout=60)
     assert completion.resumes == 1
     assert completion.token_ids == wanted
-    assert len(json.loads(completion.text)) == 60
+    assert len(json.loads(completion.text)) == 20
     # The control: without a constraint this model says something else.
     assert wanted != expected_tokens((1, 2), max_tokens=len(wanted), seed=3)
 
@@ -175,11 +168,8 @@ def test_a_real_worker_killed_in_the_middle_leaves_the_same_json(queue: Queue):
     with Client(queue.url, queue=queue.name) as client:
         handle = client.submit("12+34=", sampling=sampling)
         flags = (*ABACUS, "--num-speculative-tokens", "4")
-        with WorkerProcess(queue.url, queue.name, *flags, module=SLOW_WORKER) as first:
-            queue.wait_for_tokens(handle.request_id, 30)
-            first.signal(signal.SIGKILL)
-            first.wait()
-        with WorkerProcess(queue.url, queue.name, *ABACUS, module="service"):
+        killed_in_the_middle(queue, handle.request_id, *flags, tokens=30, module=HELD_WORKER)
+        with WorkerProcess(queue, *ABACUS, module=REAL_WORKER):
             completion = handle.result(timeout=60)
             whole = client.submit("12+34=", sampling=sampling).result(timeout=60)
     assert (completion.resumes, whole.resumes) == (1, 0)

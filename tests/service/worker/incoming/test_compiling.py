@@ -26,13 +26,13 @@ from tests.service.builders import (
     PATIENCE_SECONDS,
     VOCAB_SIZE,
     Queue,
-    WorkerProcess,
     WorkerThread,
     eventually,
     expected_tokens,
     make_settings,
     stays,
 )
+from tests.service.processes import WorkerProcess
 from tests.service.worker.constraints.test_probe import BOMB, is_running
 from tests.service.worker.outgoing.test_delivery import make_delivery
 
@@ -320,7 +320,7 @@ def peak_mib(process_id: int) -> int:
 @pytest.mark.processes
 def test_a_schema_that_would_hang_a_worker_is_refused_while_others_are_served(queue: Queue):
     with (
-        WorkerProcess(queue.url, queue.name, module="tests.service.fake_worker") as worker,
+        WorkerProcess(queue) as worker,
         Client(queue.url, queue=queue.name) as client,
     ):
         client.submit([9], sampling={"max_tokens": 1}).result(timeout=PATIENCE_SECONDS)
@@ -356,8 +356,7 @@ def test_a_worker_that_is_told_to_end_leaves_no_compilation_behind(queue: Queue)
     # With less memory, the compilation could end before the signal is heard.
     bounds = ("--constraint-compile-seconds", "60", "--constraint-compile-bytes", str(1 << 32))
     flags = ("--drain-seconds", "0", *bounds)
-    module = "tests.service.fake_worker"
-    with WorkerProcess(queue.url, queue.name, *flags, module=module) as worker:
+    with WorkerProcess(queue, *flags) as worker:
         request_id = queue.submit((1, 2), json_schema=BOMB.value)
         children = eventually(lambda: children_of(worker.process.pid), "it compiles")
         worker.signal(signal.SIGTERM)

@@ -79,8 +79,7 @@ def finish_beside_a_good_one(queue: Queue, bad: str, **model: Any) -> Output:
     good = queue.submit((3, 4), max_tokens=5)
     with WorkerThread(queue.settings(num_blocks=32), **model) as worker:
         bad_output, good_output = queue.result(bad), queue.result(good)
-        rejected = {"model": "fake", "outcome": "rejected"}
-        eventually(lambda: worker.metric("quire_requests_finished_total", **rejected) == 1)
+        worker.wait_for_end("rejected")
     assert good_output.token_ids == expected_tokens((3, 4), max_tokens=5)
     queue.assert_at_rest()
     return bad_output
@@ -354,11 +353,10 @@ def test_a_claim_lost_while_its_prompt_is_tokenized_never_runs(queue: Queue):
 
     def lose() -> None:
         queue.take_away(request_id)
-        lost = {"model": "fake", "outcome": "lost"}
-        eventually(lambda: worker.metric("quire_requests_finished_total", **lost) == 1)
+        worker.wait_for_end("lost")
 
     # Its heartbeat finds the loss, and is not late with the second life.
-    settings = queue.settings(max_num_seqs=4, lease_seconds=4.5)
+    settings = queue.settings(max_num_seqs=4)
     worker = WorkerThread(settings, before_run=gate, tokenizer=HoldUp(lose))
     with worker:
         output = queue.result(request_id)
@@ -377,7 +375,7 @@ def test_a_prompt_that_takes_long_to_tokenize_costs_its_neighbours_no_claim(queu
         last_of = partial(queue.connection.zscore, queue.keys.lease)
         eventually(lambda: all(last_of(name) > last for name, last in leases.items()))
 
-    with WorkerThread(queue.settings(lease_seconds=4.5), tokenizer=HoldUp(see_all_renewed)):
+    with WorkerThread(queue.settings(), tokenizer=HoldUp(see_all_renewed)):
         assert [queue.result(request_id).completion.attempts for request_id in ids] == [1] * 3
 
 

@@ -18,6 +18,7 @@ from service.worker.outgoing.delivery import Delivery
 from service.worker.outgoing.outbox import Outbox
 from tests.service.builders import (
     PATIENCE_SECONDS,
+    SHORT_LEASE_SECONDS,
     Queue,
     StepGate,
     WorkerThread,
@@ -228,9 +229,10 @@ def test_a_burst_takes_over_what_a_worker_has_left_that_died_a_moment_ago(
 ):
     """As a job that is begun again right after it was killed: nobody else may ever come."""
     request_id = queue.submit((4, 9), max_tokens=6)
-    entries = queue.broker.peek(count=1, block_seconds=0.0)
+    broker = Broker(queue.connection, queue=queue.name, lease_seconds=SHORT_LEASE_SECONDS)
+    entries = broker.peek(count=1, block_seconds=0.0)
     if has_claimed:
-        queue.broker.claim(entries)
+        broker.claim(entries)
     with WorkerThread(queue.settings(burst=True)) as worker:
         assert worker.wait() == 0
     assert queue.broker.status(request_id).state == "completed"
@@ -241,10 +243,9 @@ def test_a_burst_does_not_wait_for_the_end_of_what_a_living_worker_holds(queue: 
     gate = StepGate(steps=2)
     request_id = queue.submit((4, 9), max_tokens=20)
     # The burst waits for a heartbeat of the other, and takes over what has none for a lease.
-    lease = {"lease_seconds": 4.5}
-    with WorkerThread(queue.settings(**lease), before_run=gate):
+    with WorkerThread(queue.settings(), before_run=gate):
         queue.wait_for_tokens(request_id, 2)
-        with WorkerThread(queue.settings(burst=True, **lease)) as worker:
+        with WorkerThread(queue.settings(burst=True)) as worker:
             assert worker.wait() == 0
         assert queue.broker.status(request_id).state == "running"
         gate.open()

@@ -1,6 +1,5 @@
 """Requests with an adapter: from the folder that it lies in to its caller, whoever was killed."""
 
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,13 @@ from tests.service.builders import (
     Output,
     Queue,
     StepGate,
-    WorkerProcess,
     WorkerThread,
     eventually,
     expected_tokens,
     fake_model,
     text_of,
 )
+from tests.service.processes import WorkerProcess, killed_in_the_middle
 
 #: Two adapters, a revision of each.
 ADAPTERS = {"polite": "1", "sql": "1"}
@@ -246,22 +245,18 @@ def test_a_request_without_an_adapter_is_recorded_as_ever(queue: Queue):
 @pytest.mark.processes
 def test_killed_in_the_middle_it_goes_on_with_the_adapter(queue: Queue, tmp_path: Path):
     flags = ("--adapters", str(folder_of(tmp_path, "polite", "sql")))
-    module, wanted = "tests.service.fake_worker", {"max_tokens": 900, "seed": 3}
-    expected = expected_tokens((1, 2), max_tokens=900, seed=3, adapter="polite")
+    wanted = {"max_tokens": 100, "seed": 3}
+    expected = expected_tokens((1, 2), **wanted, adapter="polite")
     with Client(queue.url, queue=queue.name) as client:
         handle = client.submit([1, 2], sampling=wanted, adapter="polite")
-        with WorkerProcess(queue.url, queue.name, *flags, module=module) as first:
-            assert first.wait_until_ready()["adapters"] == 2
-            queue.wait_for_tokens(handle.request_id, 20)
-            first.signal(signal.SIGKILL)
-            first.wait()
-        assert 20 <= queue.published(handle.request_id) < len(expected)
-        with WorkerProcess(queue.url, queue.name, *flags, module=module):
+        killed_in_the_middle(queue, handle.request_id, *flags, tokens=20)
+        with WorkerProcess(queue, *flags) as second:
+            assert second.wait_until_ready()["adapters"] == 2
             completion = handle.result(timeout=60)
     assert (completion.resumes, completion.model) == (1, "abacus:polite")
     assert completion.token_ids == expected
     # The control: the model alone says something else.
-    assert expected != expected_tokens((1, 2), max_tokens=900, seed=3)
+    assert expected != expected_tokens((1, 2), **wanted)
 
 
 # -- at the start ---------------------------------------------------------------------------------

@@ -1,14 +1,13 @@
 """A real worker with a tiny encoder and a tiny decoder: the vectors of sentence-transformers."""
 
-import signal
-
 import pytest
 import torch
 
 from quire import Client
 from service.worker.settings.config import Settings
 from tests.engine.model.pooling.vector_models import save_vector_model
-from tests.service.builders import Queue, WorkerProcess, eventually
+from tests.service.builders import Queue, eventually
+from tests.service.processes import WorkerProcess
 
 sentence_transformers = pytest.importorskip(
     "sentence_transformers", reason="sentence-transformers is not installed (extra `bench`)"
@@ -29,11 +28,11 @@ def test_vectors_equal_those_of_sentence_transformers_after_a_kill(name, queue: 
     with Client(queue.url, queue=queue.name) as client:
         handles = client.submit_many([{"prompt": None, "input": text} for text in TEXTS])
         logs = [queue.keys.output(one.request_id) for one in handles]
-        with WorkerProcess(queue.url, queue.name, *flags, module=module) as worker:
+        with WorkerProcess(queue, *flags, module=module) as worker:
             eventually(lambda: queue.connection.exists(*logs), "a first end", seconds=120)
-            worker.signal(signal.SIGKILL)
-            worker.wait()
-        with WorkerProcess(queue.url, queue.name, *flags, module=module):
+            worker.kill()
+        queue.take_all_away()
+        with WorkerProcess(queue, *flags, module=module):
             found = [one.result(timeout=120).embedding for one in handles]
             asked = client.embed(TEXTS[:4], prompt_name="query", timeout=60)
             long = client.embed("w1 " * 200, truncate_prompt_tokens=-1, timeout=60)

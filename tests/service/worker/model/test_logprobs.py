@@ -1,18 +1,17 @@
 """Log-probabilities from a request to its caller: with their tokens, once, whoever was killed."""
 
 import math
-import signal
 
 import pytest
 
 from quire.client.client import Client
 from service.worker.model.text import ModelTokenizer
 from service.worker.settings.config import EMBEDDED_MODEL
-from tests.service.builders import SLOW_WORKER, Queue, WorkerProcess, WorkerThread, text_of
+from tests.service.builders import Queue, WorkerThread, text_of
 from tests.service.fake_model import expected_logprobs
+from tests.service.processes import HELD_WORKER, REAL_WORKER, WorkerProcess, killed_in_the_middle
 
-#: Long enough to be interrupted in the middle.
-MAX_TOKENS = 900
+MAX_TOKENS = 120
 
 
 def test_who_asks_is_told_of_every_token_and_nobody_else(queue: Queue):
@@ -29,18 +28,12 @@ def test_who_asks_is_told_of_every_token_and_nobody_else(queue: Queue):
 @pytest.mark.processes
 def test_a_takeover_loses_none_and_repeats_none(queue: Queue):
     sampling = {"max_tokens": MAX_TOKENS, "logprobs": 3, "seed": 5}
-    module, seen = "tests.service.fake_worker", []
     with Client(queue.url, queue=queue.name) as client:
         handle = client.submit([1, 2], sampling=sampling)
         stream = handle.stream()
-        with WorkerProcess(queue.url, queue.name, module=module) as first:
-            while len(seen) < 20:
-                seen += next(stream).logprobs
-            first.signal(signal.SIGKILL)
-            first.wait()
-        published = queue.published(handle.request_id)
-        assert 20 <= published < MAX_TOKENS
-        with WorkerProcess(queue.url, queue.name, module=module):
+        published = killed_in_the_middle(queue, handle.request_id, tokens=20)
+        seen = list(next(stream).logprobs)
+        with WorkerProcess(queue):
             seen += [one for chunk in stream for one in chunk.logprobs]
             completion = handle.result(timeout=60)
             later = [one for chunk in handle.stream(after=published - 1) for one in chunk.logprobs]
@@ -59,16 +52,13 @@ def test_a_real_worker_and_its_successor_say_what_transformers_says(queue: Queue
     from transformers import AutoModelForCausalLM
 
     flags = ("--model", str(EMBEDDED_MODEL), "--dtype", "float32", "--device", "cpu")
-    sampling = {"max_tokens": 900, "temperature": 1.2, "seed": 3, "ignore_eos": True, "logprobs": 5}
+    sampling = {"max_tokens": MAX_TOKENS, "temperature": 1.2, "seed": 3, "ignore_eos": True}
     with Client(queue.url, queue=queue.name) as client:
-        handle = client.submit("12+34=", sampling=sampling)
-        with WorkerProcess(queue.url, queue.name, *flags, module=SLOW_WORKER) as first:
-            queue.wait_for_tokens(handle.request_id, 50)
-            first.signal(signal.SIGKILL)
-            first.wait()
-        with WorkerProcess(queue.url, queue.name, *flags, module="service"):
+        handle = client.submit("12+34=", sampling=sampling | {"logprobs": 5})
+        killed_in_the_middle(queue, handle.request_id, *flags, tokens=50, module=HELD_WORKER)
+        with WorkerProcess(queue, *flags, module=REAL_WORKER):
             completion = handle.result(timeout=60)
-    assert (len(completion.logprobs), completion.resumes) == (900, 1)
+    assert (len(completion.logprobs), completion.resumes) == (MAX_TOKENS, 1)
     prompt = ModelTokenizer.load(str(EMBEDDED_MODEL)).encode_prompt("12+34=")
     model = AutoModelForCausalLM.from_pretrained(EMBEDDED_MODEL, dtype=torch.float32)
     with torch.inference_mode():

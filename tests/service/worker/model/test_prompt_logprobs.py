@@ -1,7 +1,5 @@
 """The log-probabilities of a prompt and of choices, from a request to its caller: once, exactly."""
 
-import signal
-
 import pytest
 
 from engine.fake_runner import fake_prompt_logprob
@@ -10,11 +8,11 @@ from quire.wire.logprobs import MAX_PROMPT_LOGPROBS
 from service.worker.model.text import ModelTokenizer
 from service.worker.model.vectors import ServedVectors
 from service.worker.settings.config import EMBEDDED_MODEL
-from tests.service.builders import SLOW_WORKER, Queue, WorkerProcess, WorkerThread
+from tests.service.builders import Queue, WorkerThread
 from tests.service.fake_model import MAX_MODEL_LEN, VOCAB_SIZE, StepGate, expected_prompt_tokens
+from tests.service.processes import HELD_WORKER, REAL_WORKER, WorkerProcess, killed_in_the_middle
 
-#: Long enough to be interrupted in the middle.
-MAX_TOKENS = 900
+MAX_TOKENS = 120
 PROMPT = [72, 101, 108, 108, 111]
 
 
@@ -76,17 +74,12 @@ def test_texts_that_fit_into_no_entry_are_refused_by_name_and_nothing_more_is_co
 @pytest.mark.processes
 def test_a_takeover_tells_of_the_prompt_once(queue: Queue):
     sampling = {"max_tokens": MAX_TOKENS, "prompt_logprobs": 3, "seed": 5}
-    module, seen = "tests.service.fake_worker", []
     with Client(queue.url, queue=queue.name) as client:
         handle = client.submit(PROMPT, sampling=sampling)
         stream = handle.stream()
-        with WorkerProcess(queue.url, queue.name, module=module) as first:
-            seen.append(next(stream))
-            first.signal(signal.SIGKILL)
-            first.wait()
-        assert 0 < queue.published(handle.request_id) < MAX_TOKENS
-        with WorkerProcess(queue.url, queue.name, module=module):
-            seen += stream
+        killed_in_the_middle(queue, handle.request_id, tokens=1)
+        with WorkerProcess(queue):
+            seen = list(stream)
             completion = handle.result(timeout=60)
     wanted = expected_prompt_tokens(PROMPT, number=3)
     assert (len(completion.token_ids), completion.resumes) == (MAX_TOKENS, 1)
@@ -162,14 +155,11 @@ def test_a_real_worker_and_its_successor_say_what_transformers_says(queue: Queue
 
     flags = ("--model", str(EMBEDDED_MODEL), "--dtype", "float32", "--device", "cpu")
     question, choices = "12+34=", ("46", "47", "5")
-    sampling = {"max_tokens": 400, "temperature": 1.2, "ignore_eos": True, "prompt_logprobs": 5}
+    sampling = {"max_tokens": 99, "temperature": 1.2, "ignore_eos": True, "prompt_logprobs": 5}
     with Client(queue.url, queue=queue.name) as client:
         handle = client.submit(question, sampling=sampling)
-        with WorkerProcess(queue.url, queue.name, *flags, module=SLOW_WORKER) as first:
-            queue.wait_for_tokens(handle.request_id, 50)
-            first.signal(signal.SIGKILL)
-            first.wait()
-        with WorkerProcess(queue.url, queue.name, *flags, module="service"):
+        killed_in_the_middle(queue, handle.request_id, *flags, tokens=20, module=HELD_WORKER)
+        with WorkerProcess(queue, *flags, module=REAL_WORKER):
             completion = handle.result(timeout=60)
             likelihoods = client.likelihoods(question, choices, timeout=60)
     assert completion.resumes == 1

@@ -1,6 +1,5 @@
 """Adapters of a real model, through real processes and a real Redis, killed in the middle."""
 
-import signal
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,8 @@ from quire.client.client import Client
 from service.worker.settings.config import EMBEDDED_MODEL
 from tests.chaos.adapters import SCALE, lay_out
 from tests.engine.model.adapted import merged
-from tests.service.builders import REAL_WORKER, SLOW_WORKER, Queue, WorkerProcess
+from tests.service.builders import Queue
+from tests.service.processes import HELD_WORKER, REAL_WORKER, WorkerProcess, killed_in_the_middle
 
 pytestmark = [
     pytest.mark.processes,
@@ -19,7 +19,7 @@ pytestmark = [
         not (EMBEDDED_MODEL / "model.safetensors").exists(), reason="the model is not trained yet"
     ),
 ]
-MAX_TOKENS = 800
+MAX_TOKENS = 160
 #: Beyond its end the model says all kinds of things, another one with each adapter.
 GREEDY = {"max_tokens": MAX_TOKENS, "temperature": 0.0, "ignore_eos": True}
 SAMPLED = {"max_tokens": MAX_TOKENS, "temperature": 0.9, "seed": 5, "ignore_eos": True}
@@ -33,24 +33,20 @@ def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def real_worker(
-    queue: Queue, adapters: Path, *flags: str, module: str = REAL_WORKER
-) -> WorkerProcess:
+def flags_with(adapters: Path) -> tuple[str, ...]:
     model = ("--model", str(EMBEDDED_MODEL), "--dtype", "float32", "--device", "cpu")
-    return WorkerProcess(
-        queue.url, queue.name, *model, "--adapters", str(adapters), *flags, module=module
-    )
+    return (*model, "--adapters", str(adapters))
+
+
+def real_worker(queue: Queue, adapters: Path) -> WorkerProcess:
+    return WorkerProcess(queue, *flags_with(adapters), module=REAL_WORKER)
 
 
 def killed_half_way(queue: Queue, adapters: Path, request_id: str, *, tokens: int) -> None:
-    """A worker comes, says so many tokens of the request, and is killed."""
-    flags = ("--num-speculative-tokens", "4")
-    with real_worker(queue, adapters, *flags, module=SLOW_WORKER) as worker:
-        worker.wait_until_ready()
-        queue.wait_for_tokens(request_id, tokens)
-        worker.signal(signal.SIGKILL)
-        assert worker.wait() == -signal.SIGKILL
-    assert tokens <= queue.published(request_id) < MAX_TOKENS
+    """A worker that guesses ahead comes, says so many tokens of the request, and is killed."""
+    flags = (*flags_with(adapters), "--num-speculative-tokens", "4")
+    published = killed_in_the_middle(queue, request_id, *flags, tokens=tokens, module=HELD_WORKER)
+    assert published < MAX_TOKENS
 
 
 def test_a_worker_killed_in_the_middle_of_an_adapters_text_leaves_the_same_text(
@@ -105,7 +101,7 @@ def test_a_worker_with_other_weights_under_the_same_name_does_not_go_on(
     (other / "first" / "adapter_config.json").write_text(config.replace("12.0", "12.5"))
     with Client(queue.url, queue=queue.name) as client:
         handle = client.submit(PROMPT, sampling=SAMPLED, adapter="first")
-        free = client.submit(PROMPT, sampling=SAMPLED | {"max_tokens": 300})
+        free = client.submit(PROMPT, sampling=SAMPLED | {"max_tokens": 90})
         killed_half_way(queue, adapters, handle.request_id, tokens=10)
         with real_worker(queue, other):
             with pytest.raises(RequestFailed) as caught:
@@ -113,7 +109,7 @@ def test_a_worker_with_other_weights_under_the_same_name_does_not_go_on(
             went_on: Completion = free.result(timeout=90)
     assert caught.value.code == "not_resumable"
     # Who asked for no adapter is served by any worker of the model.
-    assert len(went_on.token_ids) == 300
+    assert len(went_on.token_ids) == 90
 
 
 def test_a_folder_that_cannot_be_computed_right_refuses_the_start(

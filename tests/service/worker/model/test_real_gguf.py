@@ -7,7 +7,8 @@ import pytest
 from models.fetch import MODELS
 from quire.client.client import Client
 from tests.engine.model.gguf_files import tiny_model, write_gguf
-from tests.service.builders import Queue, WorkerProcess
+from tests.service.builders import Queue
+from tests.service.processes import REAL_WORKER, WorkerProcess
 
 pytestmark = pytest.mark.processes
 
@@ -18,7 +19,7 @@ FILE = SMOLLM2.at_hand()
 
 def gguf_worker(queue: Queue, file) -> WorkerProcess:
     flags = ("--model", str(file), "--dtype", "float32", "--device", "cpu")
-    return WorkerProcess(queue.url, queue.name, *flags, module="service")
+    return WorkerProcess(queue, *flags, module=REAL_WORKER)
 
 
 def test_a_worker_serves_a_chat_from_a_file(queue: Queue, tmp_path):

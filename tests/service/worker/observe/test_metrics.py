@@ -137,6 +137,7 @@ def test_a_workload_is_counted_once_in_every_metric_it_touches(queue: Queue):
         "quire_request_generation_tokens",
     ):
         assert worker.metric(f"{name}_count", **model) == 3, name
+    assert worker.metric("quire_time_to_first_token_seconds_sum", **model) > 0
     assert worker.metric("quire_inter_token_latency_seconds_count", **model) == 3 * 9
     assert worker.metric("quire_request_generation_tokens_sum", **model) == 30
     e2e = {**model, "priority": "high"}
@@ -177,8 +178,7 @@ def test_a_request_whose_deadline_passes_in_the_queue_is_counted_too(queue: Queu
         queue.connection.zrem(queue.keys.wait, request_id)
     with WorkerThread(queue.settings()) as worker:
         assert queue.result(request_id).completion.finish_reason == "deadline"
-        late = {"model": "fake", "outcome": "deadline"}
-        eventually(lambda: worker.metric("quire_requests_finished_total", **late) == 1)
+        worker.wait_for_end("deadline")
 
 
 def test_requests_in_the_engine_are_seen_by_state(queue: Queue):

@@ -10,7 +10,14 @@ from quire.queue.claim.claim import Claimed, Claiming
 from quire.queue.lease.lease import Leasing
 from quire.transport.connection import translated
 from service.worker.outgoing.contact import Contact
-from tests.service.builders import Queue, StepGate, WorkerThread, eventually, expected_tokens
+from tests.service.builders import (
+    SHORT_LEASE_SECONDS,
+    Queue,
+    StepGate,
+    WorkerThread,
+    eventually,
+    expected_tokens,
+)
 
 #: Three blocks of tokens, so that there is something to share.
 LONG_PROMPT = tuple(range(1, 50))
@@ -96,7 +103,7 @@ def test_a_claim_that_is_never_answered_keeps_others_out_for_a_lease_and_no_long
 
     monkeypatch.setattr(Claiming, "claim", claim_in_vain)
     bad = queue.submit((5, 6, 8), max_tokens=5)
-    with WorkerThread(queue.settings(max_attempts=1)):
+    with WorkerThread(queue.settings(max_attempts=1, lease_seconds=SHORT_LEASE_SECONDS)):
         eventually(claimed.is_set, "the bad one is claimed")
         good = queue.submit((5, 6, 9), max_tokens=5)
         assert queue.result(good).token_ids == expected_tokens((5, 6, 9), max_tokens=5)

@@ -20,6 +20,8 @@ from service.worker.settings.combinations import KEPT_LEASES
 from service.worker.settings.config import Settings
 from tests.quire.builders import pass_moment
 from tests.service.builders import (
+    LEASE_SECONDS,
+    SHORT_LEASE_SECONDS,
     Clock,
     Queue,
     StepGate,
@@ -30,9 +32,6 @@ from tests.service.builders import (
     stays,
 )
 from tests.service.fake_model import fake_model
-
-#: A lease that is renewed in time although a thread stands still for two seconds.
-STEADY_SECONDS = 3.5
 
 
 @pytest.mark.parametrize("share", [0.4999, 0.501])
@@ -57,12 +56,11 @@ def test_what_a_worker_leaves_that_dies_lasts_its_lease_and_one_more(queue: Queu
 def test_a_claim_is_kept_through_a_step_longer_than_its_lease(queue: Queue):
     gate = StepGate(steps=2)
     request_id = queue.submit((6, 6), max_tokens=20)
-    settings = {"lease_seconds": STEADY_SECONDS}
-    with WorkerThread(queue.settings(**settings), before_run=gate):
+    with WorkerThread(queue.settings(), before_run=gate):
         queue.wait_for_tokens(request_id, 2)
-        with WorkerThread(queue.settings(**settings)):
+        with WorkerThread(queue.settings()):
             # A second worker stands ready to reap, and nothing is committed meanwhile.
-            stays(lambda: resumes(queue, request_id) == 0, seconds=2 * STEADY_SECONDS)
+            stays(lambda: resumes(queue, request_id) == 0, seconds=1.5 * LEASE_SECONDS)
             gate.open()
             output = queue.result(request_id)
     assert (output.completion.attempts, output.completion.resumes) == (1, 0)
@@ -73,17 +71,16 @@ def test_after_an_outage_longer_than_a_lease_no_living_worker_loses_a_claim():
     with private_redis() as server:
         queue, gate = Queue.at(server.url), StepGate(steps=0)
         ids = [queue.submit((number, 6), max_tokens=200) for number in (1, 2)]
-        settings = {"lease_seconds": STEADY_SECONDS}
-        first = WorkerThread(queue.settings(**settings), before_run=gate)
+        first = WorkerThread(queue.settings(), before_run=gate)
         with first, contextlib.ExitStack() as stack:
             gate.step_until(lambda: all(queue.published(id_) >= 1 for id_ in ids))
-            other = stack.enter_context(WorkerThread(queue.settings(**settings)))
+            other = stack.enter_context(WorkerThread(queue.settings()))
             eventually(lambda: other.get("/readyz")[0] == 200)
             server.kill()
-            back = time.monotonic() + 1.2 * STEADY_SECONDS
+            back = time.monotonic() + 1.2 * LEASE_SECONDS
             eventually(lambda: time.monotonic() > back)
             server.restart()
-            stays(lambda: all(resumes(queue, id_) == 0 for id_ in ids), seconds=2 * STEADY_SECONDS)
+            stays(lambda: all(resumes(queue, id_) == 0 for id_ in ids), seconds=1.5 * LEASE_SECONDS)
             gate.open()
             outputs = [queue.result(request_id) for request_id in ids]
         assert other.metric("quire_leases_reaped_total", queue=queue.name) == 0
@@ -282,17 +279,17 @@ def resumes(queue: Queue, request_id: str) -> int:
 def test_a_stalled_engine_loses_its_claims_and_another_worker_goes_on(queue: Queue):
     gate = StepGate(steps=3)
     request_id = queue.submit((6, 7), max_tokens=20)
-    settings = queue.settings(stall_timeout_seconds=0.2)
+    short = {"lease_seconds": SHORT_LEASE_SECONDS}
+    settings = queue.settings(stall_timeout_seconds=0.2, **short)
     with WorkerThread(settings, before_run=gate) as stalled:
         queue.wait_for_tokens(request_id, 3)
         eventually(lambda: stalled.get("/livez")[0] == 503)
-        with WorkerThread(queue.settings()):
+        with WorkerThread(queue.settings(**short)):
             output = queue.result(request_id)
             assert output.token_ids == expected_tokens((6, 7), max_tokens=20)
             assert (output.completion.resumes, output.chunks[-1].epoch > 1) == (1, True)
         gate.open()
-        lost = {"model": "fake", "outcome": "lost"}
-        eventually(lambda: stalled.metric("quire_requests_finished_total", **lost) == 1)
+        stalled.wait_for_end("lost")
         eventually(lambda: stalled.get("/livez")[0] == 200)
     assert queue.result(request_id) == output
 
@@ -301,7 +298,8 @@ def test_a_worker_takes_its_own_request_again_without_mixing_the_two_lives(queue
     """Its lease ran out while the engine stood still, and nobody else was there to take over."""
     gate = StepGate(steps=3)
     request_id = queue.submit((6, 8), max_tokens=40)
-    settings = queue.settings(stall_timeout_seconds=0.2, max_num_seqs=4)
+    short = {"lease_seconds": SHORT_LEASE_SECONDS}
+    settings = queue.settings(stall_timeout_seconds=0.2, max_num_seqs=4, **short)
     with WorkerThread(settings, before_run=gate) as worker:
         queue.wait_for_tokens(request_id, 3)
         queue.wait_for_state(request_id, "queued")

@@ -22,26 +22,23 @@ from tests.service.builders import (
 )
 
 
-def test_a_slow_publisher_makes_longer_chunks_of_the_same_tokens(queue: Queue):
+@pytest.mark.parametrize(
+    "rest",
+    # Each commit but the last is followed by the longest rest: none takes less than a thousandth.
+    [{"publish_interval_seconds": 0.3}, {"publish_share": 0.001}],
+    ids=["an interval", "little time"],
+)
+def test_a_publisher_that_rests_makes_longer_chunks_of_the_same_tokens(
+    queue: Queue, rest: dict[str, float]
+):
     request_id = queue.submit((4, 4), max_tokens=400)
-    with WorkerThread(queue.settings(publish_interval_seconds=0.3)) as worker:
+    with WorkerThread(queue.settings(**rest)) as worker:
         output = queue.result(request_id)
     commits = worker.metric("quire_publish_seconds_count")
     assert output.token_ids == expected_tokens((4, 4), max_tokens=400)
     assert output.text == text_of(output.token_ids)
     assert len(output.chunks) <= commits < 100
     assert max(len(chunk.token_ids) for chunk in output.chunks) > 4
-
-
-def test_a_publisher_that_may_take_little_time_rests_and_loses_nothing(queue: Queue):
-    request_id = queue.submit((4, 5), max_tokens=400)
-    with WorkerThread(queue.settings(publish_share=0.001)) as worker:
-        output = queue.result(request_id)
-    commits = worker.metric("quire_publish_seconds_count")
-    assert output.token_ids == expected_tokens((4, 5), max_tokens=400)
-    assert output.text == text_of(output.token_ids)
-    # Every commit but the last is followed by the longest rest: none takes less than a thousandth.
-    assert len(output.chunks) <= commits < 100
 
 
 def test_every_chunk_says_which_text_came_with_which_token(queue: Queue):
@@ -176,7 +173,7 @@ def test_a_full_redis_makes_longer_chunks_and_the_stream_goes_on_when_there_is_r
     with private_redis("--maxmemory-policy", "noeviction") as server:
         queue = Queue.at(server.url)
         request_id = queue.submit((2, 4), max_tokens=200)
-        settings = queue.settings(lease_seconds=4.5)
+        settings = queue.settings()
         with WorkerThread(settings, before_run=gate) as worker:
             queue.wait_for_tokens(request_id, 4)
             queue.connection.config_set("maxmemory", 1)

@@ -29,12 +29,12 @@ from service.worker.process import parts
 from tests.service.builders import (
     Queue,
     StepGate,
-    WorkerProcess,
     WorkerThread,
     eventually,
     expected_tokens,
     http_get,
 )
+from tests.service.processes import WorkerProcess
 
 TRACE, CALLER = 0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331
 SAMPLED = f"00-{TRACE:032x}-{CALLER:016x}-01"
@@ -209,8 +209,7 @@ def bad_collector(request, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.processes
 def test_a_worker_does_not_wait_for_a_collector_that_takes_nothing(queue: Queue, bad_collector):
-    module = "tests.service.fake_worker"
-    with WorkerProcess(queue.url, queue.name, "--traces", "otlp", module=module) as worker:
+    with WorkerProcess(queue, "--traces", "otlp") as worker:
         queue.result(queue.submit((1, 2, 3), max_tokens=8))
         worker.signal(signal.SIGTERM)
         begin = time.monotonic()

@@ -1,101 +1,57 @@
 """Real worker processes, asked to stop, killed and paused in the middle of their work."""
 
-import contextlib
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from quire.client.client import Client
+from quire.queue.request.status import RequestStatus
 from service.worker.settings.config import EMBEDDED_MODEL
 from tests.service.builders import (
+    BOS_ID,
     CHECKOUT,
-    LEASE_SECONDS,
     PATIENCE_SECONDS,
-    REAL_WORKER,
-    SLOW_WORKER,
+    SHORT_LEASE_SECONDS,
     Queue,
-    WorkerProcess,
+    WorkerThread,
+    byte_tokenizer,
     eventually,
     expected_tokens,
     text_of,
 )
 from tests.service.fake_worker import POISON, SLOW_POISON
+from tests.service.processes import (
+    HELD_WORKER,
+    REAL_WORKER,
+    WorkerProcess,
+    killed_in_the_middle,
+)
 
 pytestmark = pytest.mark.processes
 
-#: Long enough to be interrupted in the middle, at some hundred steps a second.
-MAX_TOKENS = 700
+MAX_TOKENS = 100
+#: A text that no log may hold, and the trace of the request that has it.
+SECRET = "confidential"
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
-@contextlib.contextmanager
-def fake_worker(queue: Queue, *flags: str) -> Iterator[WorkerProcess]:
-    """A process without a model whose every step takes a few milliseconds."""
-    module = "tests.service.fake_worker"
-    with WorkerProcess(queue.url, queue.name, *flags, module=module) as process:
-        yield process
-
-
-def test_the_log_lines_of_a_request_carry_the_trace_of_its_caller(queue: Queue):
-    trace, span = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
-    sampling = {"max_tokens": 2}
-    with fake_worker(queue) as process, Client(queue.url, queue=queue.name) as client:
-        headers = {"traceparent": f"00-{trace}-{span}-01"}
-        traced = client.submit([1, 2], sampling=sampling, headers=headers)
-        plain = client.submit([1, 2], sampling=sampling)
-        traced.result(timeout=60)
-        plain.result(timeout=60)
-        process.signal(signal.SIGTERM)
-        assert process.wait() == 0
-    lines = {
-        line["request_id"]: line for line in process.log if line["event"] == "request finished"
-    }
-    assert (lines[traced.request_id]["trace_id"], lines[traced.request_id]["span_id"]) == (
-        trace, span,
-    )  # fmt: skip
-    assert "trace_id" not in lines[plain.request_id]
-
-
-def test_one_request_can_be_followed_through_the_logs_of_two_workers(queue: Queue):
-    request_id = queue.submit((10, 11, 12), max_tokens=MAX_TOKENS)
-    with fake_worker(queue, "--drain-seconds", "0.1") as first:
-        queue.wait_for_tokens(request_id, 5)
-        first.signal(signal.SIGTERM)
-        assert first.wait() == 0
-    with fake_worker(queue, "--log-level", "debug") as second:
-        queue.result(request_id)
-        other_id = queue.submit((20, 21, 22), max_tokens=2)
-        queue.result(other_id)
-        second.signal(signal.SIGTERM)
-        assert second.wait() == 0
-    told = [
-        (line["worker"], line["event"], line["epoch"])
-        for line in (*first.log, *second.log)
-        if line.get("request_id") == request_id
-    ]
-    assert told == [
-        (first.name, "request released", 1),
-        # To release a claim takes an epoch, too: whoever had it is fenced from then on.
-        (second.name, "request resumed", 3),
-        (second.name, "request finished", 3),
-    ]
-    claimed = [line["request_ids"] for line in second.log if line["event"] == "requests claimed"]
-    assert claimed == [[request_id], [other_id]]
-
-
-def submit_some(queue: Queue, *, max_tokens: int = MAX_TOKENS) -> dict[str, tuple[int, ...]]:
+def submit_some(queue: Queue) -> dict[str, tuple[int, ...]]:
     """Three requests, with the tokens that each must end with."""
     prompts = [(n, n + 1, n + 2) for n in (10, 20, 30)]
     return {
-        queue.submit(prompt, max_tokens=max_tokens): expected_tokens(prompt, max_tokens=max_tokens)
+        queue.submit(prompt, max_tokens=MAX_TOKENS): expected_tokens(prompt, max_tokens=MAX_TOKENS)
         for prompt in prompts
     }
 
 
-def assert_answered(queue: Queue, requests: dict[str, tuple[int, ...]]) -> None:
+def assert_answered(queue: Queue, requests: Mapping[str, tuple[int, ...]]) -> None:
     for request_id, tokens in requests.items():
         output = queue.result(request_id)
         assert output.token_ids == tokens
@@ -103,29 +59,96 @@ def assert_answered(queue: Queue, requests: dict[str, tuple[int, ...]]) -> None:
     queue.assert_at_rest()
 
 
-def test_sigterm_drains_and_exits_with_0_and_what_is_released_is_continued(queue: Queue):
+def wait_for_tokens_of_all(queue: Queue, requests: Mapping[str, object], count: int) -> None:
+    for request_id in requests:
+        queue.wait_for_tokens(request_id, count)
+
+
+@dataclass(frozen=True)
+class HandOver:
+    """Two workers: the first one was told to stop, and the second one ended its requests."""
+
+    queue: Queue
+    #: The tokens of each, and the one that has the secret and a trace.
+    requests: Mapping[str, tuple[int, ...]]
+    traced: str
+    first: WorkerProcess
+    second: WorkerProcess
+    #: What was known of each between the two.
+    released: Mapping[str, RequestStatus]
+
+
+@pytest.fixture(scope="module")
+def handover(redis_url: str) -> Iterator[HandOver]:
+    queue = Queue.at(redis_url)
     requests = submit_some(queue)
-    with fake_worker(queue, "--drain-seconds", "0.1") as first:
-        ready = first.wait_until_ready()
-        assert ready["http_port"] > 0
-        for request_id in requests:
-            queue.wait_for_tokens(request_id, 20)
+    headers = {"traceparent": f"00-{TRACE}-{SPAN}-01"}
+    traced = queue.submit(SECRET, kind="completions", max_tokens=MAX_TOKENS, headers=headers)
+    prompt = (BOS_ID, *byte_tokenizer().encode(SECRET, add_special_tokens=False).ids)
+    requests[traced] = expected_tokens(prompt, max_tokens=MAX_TOKENS)
+    with WorkerProcess(queue, "--drain-seconds", "0.1", held_at=20) as first:
+        assert first.wait_until_ready()["http_port"] > 0
+        wait_for_tokens_of_all(queue, requests, 20)
         first.signal(signal.SIGTERM)
         assert first.wait() == 0
-    for request_id in requests:
-        status = queue.broker.status(request_id)
+    released = {request_id: queue.broker.status(request_id) for request_id in requests}
+    with WorkerProcess(queue, "--burst", "--log-level", "debug") as second:
+        assert second.wait() == 0
+    yield HandOver(queue, requests, traced, first, second, released)
+    queue.connection.close()
+
+
+def test_sigterm_drains_and_exits_with_0_and_what_is_released_is_continued(handover: HandOver):
+    for status in handover.released.values():
         assert (status.state, status.attempts) == ("queued", 0)
         assert 20 <= status.published < MAX_TOKENS
-    with fake_worker(queue, "--burst") as second:
-        assert second.wait() == 0
-    assert_answered(queue, requests)
+    assert_answered(handover.queue, handover.requests)
+
+
+def test_each_request_can_be_followed_through_the_logs_of_two_workers(handover: HandOver):
+    first, second = handover.first, handover.second
+    for request_id in handover.requests:
+        told = [
+            (line["worker"], line["event"], line["epoch"])
+            for line in (*first.log, *second.log)
+            if line.get("request_id") == request_id
+        ]
+        assert told == [
+            (first.name, "request released", 1),
+            # To release a claim takes an epoch, too: whoever had it is fenced from then on.
+            (second.name, "request resumed", 3),
+            (second.name, "request finished", 3),
+        ]
+    claims = [line["request_ids"] for line in second.log if line["event"] == "requests claimed"]
+    assert sorted(chain.from_iterable(claims)) == sorted(handover.requests)
+
+
+def test_the_log_lines_of_a_request_carry_the_trace_of_its_caller(handover: HandOver):
+    spans = {
+        line["request_id"]: (line.get("trace_id"), line.get("span_id"))
+        for line in handover.second.log
+        if line["event"] == "request finished"
+    }
+    wanted = dict.fromkeys(handover.requests, (None, None)) | {handover.traced: (TRACE, SPAN)}
+    assert spans == wanted
+
+
+def test_the_log_has_one_canonical_line_for_a_request_and_never_its_content(handover: HandOver):
+    (finished,) = (
+        line
+        for line in handover.second.log
+        if line["event"] == "request finished" and line["request_id"] == handover.traced
+    )
+    assert (finished["outcome"], finished["level"]) == ("length", "info")
+    tokens = (finished["prompt_tokens"], finished["completion_tokens"])
+    assert tokens == (1 + len(SECRET), MAX_TOKENS)
+    assert SECRET not in "".join([*handover.first.raw_log, *handover.second.raw_log])
 
 
 def test_a_second_sigterm_does_not_wait_for_the_grace_period(queue: Queue):
-    requests = submit_some(queue, max_tokens=900)
-    with fake_worker(queue, "--drain-seconds", "3600") as process:
-        for request_id in requests:
-            queue.wait_for_tokens(request_id, 5)
+    requests = submit_some(queue)
+    with WorkerProcess(queue, "--drain-seconds", "3600", held_at=5) as process:
+        wait_for_tokens_of_all(queue, requests, 5)
         process.signal(signal.SIGTERM)
         process.wait_for_event("draining")
         process.signal(signal.SIGTERM)
@@ -134,18 +157,29 @@ def test_a_second_sigterm_does_not_wait_for_the_grace_period(queue: Queue):
 
 
 def test_a_worker_killed_in_the_middle_is_succeeded_without_a_gap_or_an_overlap(queue: Queue):
-    requests = submit_some(queue)
-    with fake_worker(queue) as first:
-        for request_id in requests:
-            queue.wait_for_tokens(request_id, 30)
-        first.signal(signal.SIGKILL)
-        assert first.wait() == -signal.SIGKILL
-        with fake_worker(queue):
-            assert_answered(queue, requests)
+    """Its leases run out, and an heir reaps them: nobody helps."""
+    requests, short = submit_some(queue), ("--lease-seconds", str(SHORT_LEASE_SECONDS))
+    with WorkerProcess(queue, *short, held_at=30) as first:
+        wait_for_tokens_of_all(queue, requests, 30)
+        first.kill()
+    with WorkerProcess(queue, *short):
+        assert_answered(queue, requests)
     for request_id in requests:
         completion = queue.result(request_id).completion
         # What published tokens is no attempt that failed.
         assert (completion.attempts, completion.resumes) == (1, 1)
+
+
+def deaths_until(queue: Queue, is_done: Callable[[], bool], *flags: str) -> int:
+    """How many workers die one after the other before all is done."""
+    num_deaths = 0
+    while not is_done():
+        with WorkerProcess(queue, *flags) as process:
+            died = process.has_ended
+            eventually(lambda died=died: died() or is_done(), "a worker dies, or all is done")
+            num_deaths += died()
+        queue.take_all_away()
+    return num_deaths
 
 
 def test_a_request_that_kills_every_worker_is_given_up_without_those_it_ran_beside(queue: Queue):
@@ -156,17 +190,10 @@ def test_a_request_that_kills_every_worker_is_given_up_without_those_it_ran_besi
     def has_ended(request_id: str) -> bool:
         return queue.broker.status(request_id).state.is_terminal
 
-    num_killed = 0
-    while not all(map(has_ended, (poison, *others))):
-        with fake_worker(queue, "--max-attempts", "3") as process:
-            eventually(
-                lambda process=process: (
-                    process.process.poll() is not None or all(map(has_ended, (poison, *others)))
-                ),
-                "a worker dies, or all is done",
-            )
-            num_killed += process.process.poll() is not None
-    assert num_killed == 3
+    num_deaths = deaths_until(
+        queue, lambda: all(map(has_ended, (poison, *others))), "--max-attempts", "3"
+    )
+    assert num_deaths == 3
     assert [letter.request_id for letter in queue.broker.dead_letters()] == [poison]
     for request_id, prompt in others.items():
         assert queue.result(request_id).token_ids == expected_tokens(prompt, max_tokens=30)
@@ -179,34 +206,22 @@ def test_one_that_gets_on_and_kills_every_worker_costs_no_other_its_attempts(que
     # Its first token takes many steps, and theirs take one.
     prompt = (9,) * 900
     other = queue.submit(prompt, max_tokens=4, id=f"9-{queue.name}")
-    num_killed = 0
     flags = ("--max-attempts", "4", "--max-num-batched-tokens", "16", "--max-num-seqs", "4")
-    while not queue.broker.status(other).state.is_terminal:
-        with fake_worker(queue, *flags) as process:
-            eventually(
-                lambda process=process: (
-                    process.process.poll() is not None
-                    or queue.broker.status(other).state.is_terminal
-                ),
-                "a worker dies, or the other one is done",
-            )
-            num_killed += process.process.poll() is not None
+    assert deaths_until(queue, lambda: queue.broker.status(other).state.is_terminal, *flags) > 0
     assert queue.result(other).token_ids == expected_tokens(prompt, max_tokens=4)
-    assert num_killed > 0
     assert queue.broker.dead_letters() == []
 
 
 def test_a_worker_that_wakes_up_after_its_lease_is_fenced_and_goes_on_with_other_work(queue: Queue):
     requests = submit_some(queue)
-    with fake_worker(queue) as zombie:
-        for request_id in requests:
-            queue.wait_for_tokens(request_id, 30)
+    with WorkerProcess(queue, held_at=30) as zombie:
+        wait_for_tokens_of_all(queue, requests, 30)
         zombie.signal(signal.SIGSTOP)
-        with fake_worker(queue) as heir:
+        queue.take_all_away()
+        with WorkerProcess(queue) as heir:
             eventually(
                 lambda: all(queue.broker.status(id_).resumes == 1 for id_ in requests),
                 "every request taken over",
-                seconds=20 * LEASE_SECONDS,
             )
             heir.wait_until_ready()
             zombie.signal(signal.SIGCONT)
@@ -223,33 +238,23 @@ def test_a_worker_that_wakes_up_after_its_lease_is_fenced_and_goes_on_with_other
     assert {request_id: queue.result(request_id) for request_id in requests} == outputs
 
 
-def test_the_log_has_one_canonical_line_for_a_request_and_never_its_content(queue: Queue):
-    request_id = queue.submit("confidential", kind="completions", max_tokens=3)
-    with fake_worker(queue, "--burst") as process:
-        assert process.wait() == 0
-    lines = [line for line in process.log if line.get("request_id") == request_id]
-    (finished,) = [line for line in lines if line["event"] == "request finished"]
-    assert finished["outcome"] == "length"
-    assert (finished["prompt_tokens"], finished["completion_tokens"]) == (13, 3)
-    assert finished["level"] == "info"
-    assert "confidential" not in "".join(process.raw_log)
-
-
 def test_a_burst_that_leaves_requests_behind_says_so_in_its_log(queue: Queue):
     held, later = queue.submit(), queue.submit(not_before_ms=queue.broker.now_ms() + 3_600_000)
     queue.broker.pause("maintenance")
-    with fake_worker(queue, "--burst") as process:
-        assert process.wait() == 0
-    (left,) = [line for line in process.log if line["event"] == "burst leaves requests"]
-    assert (left["waiting"], left["scheduled"], left["paused"]) == (1, 1, True)
+    assert left_by_a_burst(queue) == (1, 1, True)
     states = [queue.broker.status(request_id).state for request_id in (held, later)]
     assert states == ["queued", "scheduled"]
     queue.broker.resume()
-    with fake_worker(queue, "--burst") as process:
-        assert process.wait() == 0
+    assert left_by_a_burst(queue) == (0, 1, False)
     assert queue.broker.status(held).state == "completed"
-    (left,) = [line for line in process.log if line["event"] == "burst leaves requests"]
-    assert (left["waiting"], left["scheduled"], left["paused"]) == (0, 1, False)
+
+
+def left_by_a_burst(queue: Queue) -> tuple[int, int, bool]:
+    """What the log of a burst says of the requests that wait and are scheduled, and of a pause."""
+    with capture_logs() as said, WorkerThread(queue.settings(burst=True)) as worker:
+        assert worker.wait() == 0
+    (left,) = (line for line in said if line["event"] == "burst leaves requests")
+    return left["waiting"], left["scheduled"], left["paused"]
 
 
 # -- with a real model ----------------------------------------------------------------------------
@@ -271,29 +276,18 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def real_worker(
-    queue: Queue, folder: Path, *flags: str, module: str = REAL_WORKER
-) -> WorkerProcess:
-    """`python -m service` itself in a fresh interpreter, small enough for a test."""
-    sizes = ("--max-num-seqs", "4", "--num-blocks", "128", "--dtype", "float32", "--device", "cpu")
-    arguments = ("--model", str(folder), "--served-model-name", "served", *sizes, *flags)
-    return WorkerProcess(queue.url, queue.name, *arguments, module=module, is_fresh=True)
-
-
 def test_the_real_worker_with_a_real_model_survives_a_kill_with_the_very_same_output(
     queue: Queue, model_folder: Path
 ):
-    sampling = {"max_tokens": 900, "temperature": 0.8, "seed": 11, "ignore_eos": True}
+    """The second one is `python -m service` in an interpreter of its own."""
+    sizes = ("--max-num-seqs", "4", "--num-blocks", "128", "--dtype", "float32", "--device", "cpu")
+    flags = ("--model", str(model_folder), "--served-model-name", "served", *sizes)
+    sampling = {"max_tokens": MAX_TOKENS, "temperature": 0.8, "seed": 11, "ignore_eos": True}
     with Client(queue.url, queue=queue.name) as client:
         handle = client.submit("12+34=", sampling=sampling)
-        with real_worker(queue, model_folder, module=SLOW_WORKER) as first:
-            # On a machine that has never run it, the kernels are compiled first.
-            first.wait_until_ready()
-            queue.wait_for_tokens(handle.request_id, 10)
-            first.signal(signal.SIGKILL)
-            assert first.wait() == -signal.SIGKILL
-        assert 10 <= queue.published(handle.request_id) < 900
-        with real_worker(queue, model_folder) as second:
+        killed_in_the_middle(queue, handle.request_id, *flags, tokens=10, module=HELD_WORKER)
+        with WorkerProcess(queue, *flags, module=REAL_WORKER, is_fresh=True) as second:
+            second.wait_until_ready()
             interrupted = handle.result(timeout=PATIENCE_SECONDS)
             again = client.submit("12+34=", sampling=sampling)
             whole = again.result(timeout=PATIENCE_SECONDS)
@@ -303,7 +297,7 @@ def test_the_real_worker_with_a_real_model_survives_a_kill_with_the_very_same_ou
     assert (interrupted.attempts, interrupted.resumes) == (1, 1)
     assert (whole.attempts, whole.resumes) == (1, 0)
     assert not interrupted.resumed_fingerprint_changed
-    assert len(whole.token_ids) == 900
+    assert len(whole.token_ids) == MAX_TOKENS
     assert interrupted.token_ids == whole.token_ids
     assert interrupted.text == whole.text
     assert interrupted.model == "served"
@@ -331,7 +325,7 @@ def test_a_worker_without_what_it_imports_says_what_is_missing(queue: Queue, mod
 
 def test_a_model_that_cannot_be_served_is_told_in_one_sentence(queue: Queue, tmp_path: Path):
     flags = ("--model", str(tmp_path), "--device", "cpu")
-    with WorkerProcess(queue.url, queue.name, *flags, module="service") as process:
+    with WorkerProcess(queue, *flags, module=REAL_WORKER) as process:
         assert process.wait() == 2
     (told,) = [line for line in process.log if line["level"] == "critical"]
     assert told["event"] == "worker cannot serve"

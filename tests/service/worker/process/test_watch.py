@@ -17,16 +17,17 @@ from service.worker.process.watch import EXIT_HUNG, Watch
 from tests.service.builders import (
     CHECKOUT,
     PATIENCE_SECONDS,
+    SHORT_LEASE_SECONDS,
     Clock,
     Queue,
     StepGate,
-    WorkerProcess,
     WorkerThread,
     eventually,
     expected_tokens,
     private_redis,
 )
 from tests.service.fake_worker import TREACLE, TREACLE_TOKENS
+from tests.service.processes import WorkerProcess
 
 STALL_SECONDS = 120.0
 HOURS = 36_000.0  # How long a machine may sleep.
@@ -256,17 +257,17 @@ def test_a_thread_that_hangs_is_told_by_livez_and_ends_the_process(queue: Queue,
 
 def test_a_publisher_that_hangs_loses_its_claims_and_another_worker_goes_on(queue: Queue):
     request_id = queue.submit((4, 5), max_tokens=20)
-    worker = WorkerThread(queue.settings(stall_timeout_seconds=HOURS))
+    short = {"lease_seconds": SHORT_LEASE_SECONDS}
+    worker = WorkerThread(queue.settings(stall_timeout_seconds=HOURS, **short))
     clock = offset_clock(worker)
     with worker, hanging(worker, "publisher") as hang:
         assert hang.has_begun.wait(PATIENCE_SECONDS)
         clock.now += vitals.THREAD_PASS_SECONDS + 1.0
-        with WorkerThread(queue.settings()):
+        with WorkerThread(queue.settings(**short)):
             output = queue.result(request_id)
         assert output.token_ids == expected_tokens((4, 5), max_tokens=20)
         hang.let_go()
-        lost = {"model": "fake", "outcome": "lost"}
-        eventually(lambda: worker.metric("quire_requests_finished_total", **lost) == 1)
+        worker.wait_for_end("lost")
     assert queue.result(request_id) == output
 
 
@@ -327,14 +328,10 @@ def test_a_worker_that_waits_for_redis_at_its_end_does_not_hang_either():
 # -- the process ----------------------------------------------------------------------------------
 
 
-def fake_worker(queue: Queue, *flags: str) -> WorkerProcess:
-    return WorkerProcess(queue.url, queue.name, *flags, module="tests.service.fake_worker")
-
-
 @pytest.mark.processes
 def test_a_worker_whose_device_hangs_ends_by_itself_and_its_request_goes_on_elsewhere(queue: Queue):
     request_id = queue.submit(TREACLE, max_tokens=30)
-    with fake_worker(queue, "--stall-timeout-seconds", "1") as hung:
+    with WorkerProcess(queue, "--stall-timeout-seconds", "1") as hung:
         assert hung.wait() == EXIT_HUNG
     (told,) = [line for line in hung.log if line["event"] == "worker hangs"]
     assert (told["thread"], told["level"]) == ("engine", "critical")
@@ -342,6 +339,7 @@ def test_a_worker_whose_device_hangs_ends_by_itself_and_its_request_goes_on_else
     # It held the request to the end: what it had published is there, and nothing was given back.
     status = queue.broker.status(request_id)
     assert (status.published, status.resumes) == (TREACLE_TOKENS, 0)
+    queue.take_all_away()
     with WorkerThread(queue.settings()):
         output = queue.result(request_id)
     assert output.token_ids == expected_tokens(TREACLE, max_tokens=30)
@@ -353,7 +351,7 @@ def test_a_worker_whose_device_hangs_ends_by_itself_and_its_request_goes_on_else
 def test_a_worker_that_drains_while_its_device_hangs_ends_as_well(queue: Queue):
     request_id = queue.submit(TREACLE, max_tokens=30)
     flags = ("--stall-timeout-seconds", "1", "--drain-seconds", "3600")
-    with fake_worker(queue, *flags) as hung:
+    with WorkerProcess(queue, *flags) as hung:
         queue.wait_for_tokens(request_id, TREACLE_TOKENS)
         hung.signal(signal.SIGTERM)
         assert hung.wait() == EXIT_HUNG
@@ -361,20 +359,21 @@ def test_a_worker_that_drains_while_its_device_hangs_ends_as_well(queue: Queue):
 
 @pytest.mark.processes
 def test_a_worker_that_was_stopped_for_long_goes_on(queue: Queue):
-    request_id = queue.submit((7, 8), max_tokens=900)
-    with fake_worker(queue, "--stall-timeout-seconds", "1") as stopped:
+    request_id = queue.submit((7, 8), max_tokens=60)
+    with WorkerProcess(queue, "--stall-timeout-seconds", "1", held_at=5) as stopped:
         queue.wait_for_tokens(request_id, 5)
         stopped.signal(signal.SIGSTOP)
+        queue.take_all_away()
         long_enough = monotonic() + 3.0  # The process may be silent for two while it runs.
-        with fake_worker(queue, "--burst") as heir:
+        with WorkerProcess(queue, "--burst") as heir:
             assert heir.wait() == 0
         eventually(lambda: monotonic() > long_enough)
         stopped.signal(signal.SIGCONT)
-        later = queue.submit((7, 9), max_tokens=300)
-        assert queue.result(later).token_ids == expected_tokens((7, 9), max_tokens=300)
+        later = queue.submit((7, 9), max_tokens=10)
+        assert queue.result(later).token_ids == expected_tokens((7, 9), max_tokens=10)
         stopped.signal(signal.SIGTERM)
         assert stopped.wait() == 0
-    assert queue.result(request_id).token_ids == expected_tokens((7, 8), max_tokens=900)
+    assert queue.result(request_id).token_ids == expected_tokens((7, 8), max_tokens=60)
 
 
 @pytest.mark.processes

@@ -21,7 +21,9 @@ from tests.service.builders import (
 )
 
 
-def test_a_request_is_answered_with_its_tokens_text_and_one_completion(queue: Queue):
+def test_a_request_is_answered_with_its_tokens_text_and_one_completion_as_often_as_asked(
+    queue: Queue,
+):
     request_id = queue.submit((10, 20, 30), max_tokens=12, metadata={"row": 7})
     with WorkerThread(queue.settings()):
         output = queue.result(request_id)
@@ -31,14 +33,17 @@ def test_a_request_is_answered_with_its_tokens_text_and_one_completion(queue: Qu
     assert output.completion.usage.prompt_tokens == 3
     assert output.completion.metadata == {"row": 7}
     assert output.completion.model == "fake"
+    assert queue.result(request_id) == output
     queue.assert_at_rest()
 
 
 def test_many_requests_at_once_are_answered_as_if_each_were_alone(queue: Queue):
     prompts = [(1 + n, 2, 3 + n % 5) for n in range(60)]
     ids = [queue.submit(prompt, max_tokens=5 + n % 7) for n, prompt in enumerate(prompts)]
-    with WorkerThread(queue.settings(max_num_seqs=8, num_blocks=24, claim_batch=4)):
+    gate, settings = StepGate(), queue.settings(max_num_seqs=8, num_blocks=24, claim_batch=4)
+    with WorkerThread(settings, before_run=gate):
         outputs = [queue.result(request_id) for request_id in ids]
+    assert max(len(batch.rows) for batch in gate.batches) > 1
     for n, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
         assert output.token_ids == expected_tokens(prompt, max_tokens=5 + n % 7)
         assert output.text == text_of(output.token_ids)
@@ -118,8 +123,7 @@ def test_cancelling_a_running_request_ends_it_with_what_it_has(queue: Queue):
             output.token_ids == expected_tokens((1, 2, 3), max_tokens=500)[: len(output.token_ids)]
         )
         assert 3 <= len(output.token_ids) < 500
-        finished = {"model": "fake", "outcome": "cancelled"}
-        eventually(lambda: worker.metric("quire_requests_finished_total", **finished) == 1)
+        worker.wait_for_end("cancelled")
     queue.assert_at_rest()
 
 
@@ -333,6 +337,7 @@ def test_a_request_that_fails_alone_costs_only_itself(queue: Queue):
 
     with WorkerThread(queue.settings(), before_run=fail_for_the_bad_one):
         failed, completed = queue.result(bad), queue.result(good)
+        assert queue.result(queue.submit(max_tokens=3)).completion.state == "completed"
     assert failed.completion.state == "failed"
     assert failed.completion.error is not None
     assert failed.completion.error.code == "engine_error"

@@ -10,7 +10,8 @@ from service.shared.settings.sources import ConfigurationError
 from service.worker.model.served import _find_adapters
 from service.worker.settings.combinations import without_effect
 from service.worker.settings.config import Settings
-from tests.service.builders import Queue, WorkerProcess
+from tests.service.builders import Queue
+from tests.service.processes import REAL_WORKER, WorkerProcess
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +107,7 @@ def test_a_folder_without_adapters_is_told(tmp_path: Path):
 @pytest.mark.processes
 def test_the_log_of_a_worker_tells_of_what_changes_nothing(queue: Queue, tmp_path: Path):
     flags = ("--model", str(tmp_path), "--device", "cpu", "--max-speculative-step-tokens", "9")
-    with WorkerProcess(queue.url, queue.name, *flags, module="service") as process:
+    with WorkerProcess(queue, *flags, module=REAL_WORKER) as process:
         assert process.wait() == 2
     events = [line["event"] for line in process.log if line["level"] == "warning"]
     assert [event for event in events if "max_speculative_step_tokens has no effect" in event]

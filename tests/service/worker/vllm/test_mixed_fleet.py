@@ -4,7 +4,8 @@ import signal
 
 import pytest
 
-from tests.service.builders import Queue, WorkerProcess
+from tests.service.builders import Queue
+from tests.service.processes import REAL_WORKER, WorkerProcess
 
 pytest.importorskip("vllm", reason="vLLM is not installed here; `make test-vllm` has it")
 
@@ -29,7 +30,7 @@ REQUESTS = (
 
 
 def start(queue: Queue, flags: tuple[str, ...]) -> WorkerProcess:
-    return WorkerProcess(queue.url, queue.name, *flags, module="service", is_fresh=True)
+    return WorkerProcess(queue, *flags, module=REAL_WORKER, is_fresh=True)
 
 
 def test_workers_that_are_killed_leave_requests_that_end_as_undisturbed(queue: Queue):
