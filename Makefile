@@ -52,7 +52,7 @@ INSTALL := $(BIN)/python -m pip install --quiet
 VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-vllm demo test test-vllm check release-check check-images sbom docs pre-commit lint types imports format requests bench bench-peers bench-http bench-neighbours profile bench-protocol bench-gateway bench-embeddings bench-batches bench-models bench-scheduling bench-scheduler soak soak-service fetch-model golden-models modelcheck sim fuzz chaos chaos-cluster test-clients test-console test-tools up down clean check-native test-kernels test-gpu bench-gpu lease-wheels
+.PHONY: help env env-vllm demo test test-vllm check release-check check-images sbom docs pre-commit lint types imports generate format requests bench bench-peers bench-http bench-neighbours profile bench-protocol bench-gateway bench-embeddings bench-batches bench-models bench-scheduling bench-scheduler soak soak-service fetch-model golden-models modelcheck sim fuzz chaos chaos-cluster test-clients test-console test-tools up down clean check-native test-kernels test-gpu bench-gpu lease-wheels
 
 help: ## print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -139,6 +139,9 @@ types: $(VENV)/dev.installed ## mypy --strict
 
 imports: $(VENV)/dev.installed ## who may import whom
 	$(BIN)/lint-imports
+
+generate: $(VENV)/dev.installed ## write the code for threads anew, from that for event loops
+	$(BIN)/python -m ops.unasync
 
 format: $(VENV)/dev.installed ## format the code
 	$(BIN)/ruff format .

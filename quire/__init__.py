@@ -16,9 +16,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from quire.client.async_client import AsyncClient, AsyncGroupHandle, AsyncHandle
     from quire.client.client import Client, Handle
+    from quire.client.client_async import AsyncClient, AsyncHandle
     from quire.client.group_handle import GroupHandle
+    from quire.client.group_handle_async import AsyncGroupHandle
     from quire.client.reader import SharedReadsBroker
     from quire.client.vectors import Likelihood
     from quire.errors import (
@@ -38,12 +39,12 @@ if TYPE_CHECKING:
         UnsupportedVersion,
         WaitTimeout,
     )
-    from quire.queue.async_broker import connect_async
     from quire.queue.broker import Broker
     from quire.queue.control.limits import QueueLimits
     from quire.queue.rank.fairness import Fairness
     from quire.queue.request.status import RequestStatus
     from quire.transport.connection import connect
+    from quire.transport.connection_async import connect_async
     from quire.transport.local_redis import LocalRedis
     from quire.wire.arguments import RequestArguments
     from quire.wire.ends import End
@@ -117,12 +118,13 @@ __all__ = [
 
 #: module -> its public names: the imports above, for use at run time.
 _NAMES_OF = {
-    "client.async_client": ("AsyncClient", "AsyncGroupHandle", "AsyncHandle"),
+    "client.client_async": ("AsyncClient", "AsyncHandle"),
+    "client.group_handle_async": ("AsyncGroupHandle",),
     "wire.arguments": ("RequestArguments",),
-    "queue.async_broker": ("connect_async",),
     "queue.broker": ("Broker",),
     "client.client": ("Client", "Handle"),
     "transport.connection": ("connect",),
+    "transport.connection_async": ("connect_async",),
     "errors": (
         "BrokerUnavailable",
         "Cancelled",

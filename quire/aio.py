@@ -1,5 +1,6 @@
-"""The client for an event loop; see `quire.client.async_client`."""
+"""The client for an event loop; see `quire.client.client_async`."""
 
-from quire.client.async_client import AsyncClient, AsyncGroupHandle, AsyncHandle
+from quire.client.client_async import AsyncClient, AsyncHandle
+from quire.client.group_handle_async import AsyncGroupHandle
 
 __all__ = ["AsyncClient", "AsyncGroupHandle", "AsyncHandle"]

@@ -26,7 +26,7 @@ from quire.batch.lines import (
 )
 from quire.batch.progress import FIRST, BatchOptions, BatchProgress, Position, TokenCounts
 from quire.client.following import Following
-from quire.client.handle import explain, retrying
+from quire.client.handle import explain, retried
 from quire.errors import InvalidRequest, OutputRewound, ProtocolError, QueueFull, UnknownRequest
 from quire.queue.broker import Broker
 from quire.queue.publish.output_log import OutputRead
@@ -180,7 +180,7 @@ class BatchRun:
             for shard, share in Parting(messages, len(self._brokers)).parts():
                 try:
                     submit = partial(self._brokers[shard].submit_messages, share)
-                    submitted = retrying(self._patience, submit)
+                    submitted = retried(self._patience, submit)
                 except QueueFull as full:
                     answers |= {name: _accepted(name) for name in full.accepted}
                     pause = max(FULL_PAUSE_SECONDS, full.retry_after_seconds or 0.0)
@@ -239,7 +239,7 @@ class BatchRun:
         seen = {request_id: self._open[request_id].following.seen for request_id in group}
         broker = self._broker_of(group[0])
         look = partial(broker.read_output, seen, block_seconds=block_seconds)
-        news = retrying(self._patience, look)
+        news = retried(self._patience, look)
         if news:
             self._patience.has_news()
         else:
@@ -301,7 +301,7 @@ class BatchRun:
             open_.heard = now
             try:
                 status = partial(self._broker_of(request_id).status, request_id)
-                open_.following.silent(retrying(self._patience, status))
+                open_.following.silent(retried(self._patience, status))
             except OutputRewound:
                 _read_anew(open_)
             except ProtocolError as error:

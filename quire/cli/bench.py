@@ -20,7 +20,7 @@ from typing import Any
 from quire.cli.console import Console, add_server, async_client_of, flags_of, not_negative
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL
 from quire.cli.usage import positive
-from quire.client.async_client import AsyncClient
+from quire.client.client_async import AsyncClient
 from quire.errors import InvalidRequest, QuireError
 from quire.wire.arguments import RequestArguments
 

@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 
 from quire.cli.sources import known_settings, misspelt_variables, with_password, without_password
 from quire.cli.usage import without_secrets
-from quire.client.async_client import AsyncClient
 from quire.client.client import DEFAULT_URL, Client
+from quire.client.client_async import AsyncClient
 from quire.errors import InvalidRequest
 from quire.pictures import Terminal, in_one_line, raw
 from quire.queue.broker import Broker

@@ -5,7 +5,7 @@
     client = Client(SharedReadsBroker(connect(url)))
 
 A thousand threads that stream from it cost Redis a few XREADs and one connection. AsyncBroker does
-the same for an event loop, see async_reader.py.
+the same for an event loop, see reader_async.py.
 """
 
 from __future__ import annotations

@@ -11,13 +11,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from quire.errors import InvalidRequest
 from quire.queue.groups.grouping import FIRST_POSITION, before
-from quire.transport.procedure import Procedure
 from quire.wire.ends import End
 
 #: A cursor has the last so many ends: after the loss of fewer no other end comes again.
@@ -95,18 +94,23 @@ class ShardCursor:
                 kept.append(this)
         self._seen = [*kept, *earlier[-1:]][:MAX_SEEN]
 
-    def new_ends(self, read: Callable[[str], Procedure[Sequence[End]]]) -> Procedure[Sequence[End]]:
-        """The next ends that were not seen; `read` reads those after a position.
+    @property
+    def before_newest(self) -> str:
+        """The position after which a read begins with the last end that was seen."""
+        return before(self.newest)
 
-        Forgets ends that were lost. Those between the newest that is still there and the next one
-        in this cursor come again.
+    def unseen(self, ends: Sequence[End]) -> Sequence[End] | None:
+        """The ends that were not seen, of those after `before_newest`.
+
+        None if the last end that was seen is lost. Then the cursor forgets it: read again. So the
+        ends between the newest that is still there and the next one in this cursor come again.
         """
-        while self._seen:
-            ends = yield from read(before(self.newest))
-            if self._seen[0].is_at(ends):
-                return ends[1:]
-            del self._seen[0]
-        return (yield from read(FIRST_POSITION))
+        if not self._seen:
+            return ends
+        if self._seen[0].is_at(ends):
+            return ends[1:]
+        del self._seen[0]
+        return None
 
 
 def cursors_in(after: str, *, num_shards: int) -> list[ShardCursor]:

@@ -145,3 +145,6 @@ class Broker(
         """
         block, count = at_most(block_seconds, self._longest_block), output_log.MAX_ENTRIES_PER_READ
         return self.run(output_log.read_output(self.keys, seen, count=count, block_seconds=block))
+
+    def close(self) -> None:
+        """Does nothing: beside its calls it has nothing to end. The connection stays open."""

@@ -48,7 +48,7 @@ except ImportError as missing:
     ) from missing
 
 if TYPE_CHECKING:
-    from quire.client.async_client import AsyncClient
+    from quire.client.client_async import AsyncClient
 
 #: How long the worker waits for a request before it checks those that it runs.
 LOOK_SECONDS = 0.02
@@ -144,7 +144,7 @@ class FakeQuire:
         self, *, tenant: str = "default", max_backlog: int | None = None
     ) -> AsyncClient:
         """A client for the event loop in which it is made."""
-        from quire.client.async_client import AsyncClient
+        from quire.client.client_async import AsyncClient
 
         connection = fakeredis.FakeAsyncRedis(server=self._server)
         queue = self.broker.keys.queue

@@ -9,11 +9,11 @@ import contextlib
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from typing import Any, TypeVar
 
-from quire.client.async_client import AsyncClient
+from quire.client.client_async import AsyncClient
 from quire.client.following import MAX_READINGS, joined, raise_unless_completed
-from quire.client.turns import Turn
 from quire.errors import OutputRewound, ProtocolError, ResultExpired, UnknownRequest
 from quire.openai.answers import naming_prompt
+from quire.transport.turns import Turn
 from quire.wire.output import Completion, State, TokenChunk
 from quire.wire.pooling import is_pooled
 from service.gateway.cursors import Cursor

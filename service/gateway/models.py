@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable
 from time import monotonic
 
-from quire.client.async_client import AsyncClient
+from quire.client.client_async import AsyncClient
 from quire.errors import QuireError
 from quire.wire.adapters import is_adapter_name, name_with
 from quire.wire.refusals import nearest

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import structlog
 
-from quire.client.async_client import AsyncClient
+from quire.client.client_async import AsyncClient
 from quire.errors import UNAVAILABLE, QueueFull, QuireError, ResultExpired, UnknownRequest
 from quire.wire.message import Message
 from quire.wire.output import Activity, Completion, State

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.client.async_client import AsyncClient
+from quire.client.client_async import AsyncClient
 from quire.errors import InvalidRequest, UnknownRequest
 from quire.wire.adapters import ADAPTER_SEPARATOR, name_with
 from quire.wire.refusals import nearest

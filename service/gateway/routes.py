@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from quire.client.async_client import AsyncClient
+from quire.client.client_async import AsyncClient
 from quire.errors import UNAVAILABLE, InvalidRequest, QuireError, RequestFailed, ResultExpired
 from quire.openai.answers import written_response
 from quire.openai.likelihoods import likelihood_form_of

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import structlog
 import uvicorn
 
-from quire.client.async_client import AsyncClient
+from quire.client.client_async import AsyncClient
 from service.gateway.callers import ApiKeys
 from service.gateway.http.connection import Connection
 from service.gateway.http.lifecycle import Lifecycle

@@ -17,8 +17,8 @@ from typing import Any
 import redis.asyncio
 
 from quire.keys import Keys
-from quire.queue.async_shard import heeding_cancels
-from quire.transport.cluster.async_connection import for_key_async
+from quire.queue.shard_async import heeding_cancels
+from quire.transport.cluster.connection_async import for_key_async
 from service.notifier.circuits import FAILURES, Circuits
 from service.notifier.events import Event
 

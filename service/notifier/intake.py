@@ -8,7 +8,7 @@ import structlog
 from redis.exceptions import RedisError
 
 from quire.errors import ProtocolError, QuireError
-from quire.queue.async_broker import AsyncBroker
+from quire.queue.broker_async import AsyncBroker
 from quire.queue.ends.telling import Delivery
 from quire.queue.groups.grouping import GroupProgress
 from quire.transport.connection import is_refused

@@ -16,7 +16,8 @@ from typing import Any
 import redis.asyncio
 import structlog
 
-from quire.queue.async_broker import AsyncBroker, connect_async
+from quire.queue.broker_async import AsyncBroker
+from quire.transport.connection_async import connect_async
 from service.notifier.circuits import Circuits
 from service.notifier.deliveries import Deliveries
 from service.notifier.endpoints import Endpoint

@@ -12,8 +12,9 @@ import redis
 import redis.asyncio
 from fakeredis import FakeAsyncRedis, FakeRedis
 
-from quire.client.async_client import AsyncClient, AsyncGroupHandle, AsyncHandle
-from quire.queue.async_broker import connect_async
+from quire.client.client_async import AsyncClient, AsyncHandle
+from quire.client.group_handle_async import AsyncGroupHandle
+from quire.transport.connection_async import connect_async
 
 
 class LoopThread:

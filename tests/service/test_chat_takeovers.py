@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from quire.batch.batch import run_batch
-from quire.client.async_client import AsyncClient
 from quire.client.client import Client
+from quire.client.client_async import AsyncClient
 from quire.queue.claim.claim import Claimed
 from quire.queue.publish.commit import CommitItem
 from tests.service.builders import Output, Queue, StepGate, WorkerThread, expected_tokens

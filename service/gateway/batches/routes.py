@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from quire.client.async_client import AsyncClient
+from quire.client.client_async import AsyncClient
 from service.gateway.batches.batches import BatchRoutes
 from service.gateway.batches.files import CallerOf, FileRoutes, Files
 from service.gateway.http.middleware import Handler

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.client.following import MAX_READINGS
-from quire.client.turns import Turn
 from quire.errors import InvalidRequest, OutputRewound, QuireError, ResultExpired, UnknownRequest
 from quire.openai.responses.call import RESPONSE_ID, Kept
 from quire.openai.responses.events import Event, OutputEvents
 from quire.openai.responses.items import as_input
 from quire.openai.responses.resource import STATUS_OF, resource
 from quire.queue.request.status import RequestStatus
+from quire.transport.turns import Turn
 from quire.wire.output import Completion
 from service.gateway.callers import Caller
 from service.gateway.idempotency import CallRecord

@@ -9,12 +9,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from time import monotonic
 from typing import Any
 
-from quire.client.turns import TURN_SECONDS
 from quire.errors import QuireError
 from quire.openai.logprobs import compact_ascii
 from quire.openai.responses.call import Kept
 from quire.openai.responses.events import Event, OutputEvents
 from quire.openai.responses.writing import written_response
+from quire.transport.turns import TURN_SECONDS
 from quire.wire.output import Completion, TokenChunk
 from service.gateway.answers import Update
 from service.gateway.refusals import Refused, refusal_of

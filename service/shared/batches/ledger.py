@@ -13,10 +13,10 @@ import redis
 import redis.asyncio
 
 from quire.keys import Keys
-from quire.queue.async_shard import AsyncShard
 from quire.queue.clock import ms_of
 from quire.queue.scripts import BATCHES
 from quire.queue.shard import Shard
+from quire.queue.shard_async import AsyncShard
 from quire.transport.procedure import Procedure, RoundTrip, command
 from quire.transport.script_runner import Argument, Ask, ScriptCall, raise_if_error
 from service.shared.batches.records import BatchRecord, FileRecord

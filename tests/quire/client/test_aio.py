@@ -9,16 +9,17 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from quire import Broker, BrokerUnavailable, Client, ProtocolError, QueueFull, State
-from quire.client.async_client import AsyncClient
+from quire.client.client_async import AsyncClient
 from quire.client.reader import SharedReadsBroker
-from quire.queue import async_broker
-from quire.queue.async_broker import AsyncBroker, connect_async
-from quire.queue.async_shard import MAX_CALLS, REQUESTS_PER_TURN
+from quire.queue import broker_async
+from quire.queue.broker_async import AsyncBroker
+from quire.queue.shard_async import MAX_CALLS
 from quire.queue.submit import messages
 from quire.queue.submit.routing import Parting
 from quire.queue.submit.submit import Submitted
 from quire.testing.in_memory import FakeQuire, FakeWorker
 from quire.transport.connection import connect
+from quire.transport.connection_async import connect_async
 from tests.quire.builders import claim_next, make_item, make_request, queue_keys, text_of, token_at
 from tests.quire.loop_face import async_twin
 from tests.quire.proxy import wire_to
@@ -352,7 +353,7 @@ def test_a_loop_gets_on_while_many_requests_are_made_ready(connection, broker, m
         monkeypatch.setattr(module, name, make_and_look)
 
     watched(messages, "build_request")
-    watched(async_broker, "submit_call")
+    watched(broker_async, "submit_call")
 
     async def others():
         while True:
@@ -362,10 +363,11 @@ def test_a_loop_gets_on_while_many_requests_are_made_ready(connection, broker, m
     async def scenario():
         client = AsyncClient(async_twin(connection), queue=broker.keys.queue)
         task = asyncio.create_task(others())
-        handles = await client.submit_many([{"prompt": "x"}] * (3 * REQUESTS_PER_TURN))
+        handles = await client.submit_many([{"prompt": "x"}] * 3)
         task.cancel()
         await client.close()
         return len(handles)
 
-    assert asyncio.run(scenario()) == 3 * REQUESTS_PER_TURN
+    monkeypatch.setattr("quire.transport.turns.TURN_SECONDS", 0.0)
+    assert asyncio.run(scenario()) == 3
     assert [len(parts) for parts in seen.values()] == [3, 3]

@@ -67,7 +67,7 @@ globals().update({name: test for name, test in _SUITE.items() if name in _BORROW
 @pytest.fixture(params=["event loop", "threads"])
 def client(request, connection, broker, monkeypatch):
     # How often an idle reader looks whether the request is still there.
-    for module in ("handle", "group_handle"):
+    for module in ("handle", "handle_async", "group_handle", "group_handle_async"):
         monkeypatch.setattr(f"quire.client.{module}.MAX_BLOCK_SECONDS", 0.1)
     if request.param == "threads":
         yield Client(SharedReadsBroker(connection, queue=broker.keys.queue))

@@ -5,7 +5,7 @@ import asyncio
 import fakeredis
 import pytest
 
-from quire.client.async_client import AsyncClient
+from quire.client.client_async import AsyncClient
 from quire.errors import BrokerUnavailable, DurabilityUnavailable, UnknownRequest
 from quire.queue.broker import Broker
 from quire.transport.connection import connect

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import pytest
 import redis
 
-from quire.client.async_client import AsyncClient
 from quire.client.client import Client
+from quire.client.client_async import AsyncClient
 from quire.client.reader import SharedReadsBroker
-from quire.queue.async_broker import connect_async
 from quire.queue.broker import Broker
 from quire.transport.connection import connect
+from quire.transport.connection_async import connect_async
 from quire.transport.local_redis import LocalRedis
 from quire.wire.output import State
 from tests.quire.builders import claim_next, make_item, make_request, port_of, token_at

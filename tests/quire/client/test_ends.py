@@ -9,7 +9,6 @@ from quire import AsyncClient, Client, InvalidRequest
 from quire.client.shard_cursor import MAX_SEEN, NUM_LAST, ShardCursor
 from quire.queue.broker import Broker
 from quire.records import FinishReason, State, Usage
-from quire.transport.procedure import run
 from quire.wire.ends import End
 from quire.wire.protocol import Priority
 from tests.quire.builders import make_request
@@ -122,13 +121,10 @@ def test_after_a_long_loss_ends_of_at_most_as_long_a_time_come_again():
     for one in ends:
         cursor.add(one)
     assert len(str(cursor)) < 300
-    kept = ends[:1800]
-
-    def read(after):
-        yield from ()
-        return kept[int(after.split("-")[0]) :]
-
-    again = run(ShardCursor(str(cursor)).new_ends(read), None)
+    kept, again, cursor = ends[:1800], None, ShardCursor(str(cursor))
+    while again is None:
+        # The position is in the millisecond before the next end.
+        again = cursor.unseen(kept[int(cursor.before_newest.split("-")[0]) :])
     assert 0 < len(again) <= 200
     assert again[-1] == kept[-1]
 

@@ -198,7 +198,7 @@ def test_a_member_that_was_requeued_under_the_readers_hands_is_told_whole(
     client, broker, monkeypatch, lengths
 ):
     monkeypatch.setattr("quire.queue.publish.output_log.MAX_ENTRIES_PER_READ", 1)
-    monkeypatch.setattr("quire.queue.async_broker.MAX_ENTRIES_PER_STREAM", 1)
+    monkeypatch.setattr("quire.queue.broker_async.MAX_ENTRIES_PER_STREAM", 1)
     group = client.submit_many(rows("a", "b"), group="g")
     claims = [claim_next(broker) for _ in range(2)]
     for start in (0, 2):

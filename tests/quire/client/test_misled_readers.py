@@ -6,11 +6,11 @@ import pytest
 import redis
 
 from quire import BrokerUnavailable, Client
-from quire.client.async_client import AsyncClient
+from quire.client.client_async import AsyncClient
 from quire.client.following import Following
 from quire.client.reader import SharedReadsBroker
-from quire.queue.async_broker import AsyncBroker
 from quire.queue.broker import Broker
+from quire.queue.broker_async import AsyncBroker
 from tests.quire.builders import claim_next, make_item, token_at
 from tests.quire.loop_face import async_twin
 from tests.quire.waiting import Reading, eventually

@@ -8,11 +8,12 @@ import asyncio
 import pytest
 import redis
 
-from quire.client.async_client import AsyncClient
 from quire.client.client import Client
+from quire.client.client_async import AsyncClient
 from quire.client.reader import SharedReadsBroker
-from quire.queue.async_broker import AsyncBroker, connect_async
 from quire.queue.broker import Broker
+from quire.queue.broker_async import AsyncBroker
+from quire.transport.connection_async import connect_async
 from tests.quire.builders import claim_next, make_item, make_request, token_at
 from tests.quire.waiting import Reading, eventually
 

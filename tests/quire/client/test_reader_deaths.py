@@ -11,9 +11,9 @@ import pytest
 import redis.client
 
 from quire import BrokerUnavailable, Client, QuireError, connect
-from quire.client.async_client import AsyncClient
+from quire.client.client_async import AsyncClient
 from quire.client.reader import SharedReadsBroker
-from quire.queue.async_broker import connect_async
+from quire.transport.connection_async import connect_async
 from tests.quire.builders import claim_next, make_item, text_of
 from tests.quire.loop_face import async_twin
 
@@ -51,7 +51,7 @@ def test_a_task_that_dies_fails_those_who_wait_and_is_replaced(connection, broke
         claim = claim_next(broker).claim
         mine = client.brokers[0]
         with monkeypatch.context() as broken:
-            broken.setattr("quire.queue.async_reader.AsyncReader._read_once", raising_mistake)
+            broken.setattr("quire.queue.reader_async.AsyncReader._read_once", raising_mistake)
             with pytest.raises(BrokerUnavailable, match="has ended"):
                 await mine.read_output({handle.request_id: 0}, block_seconds=30)
         broker.commit([make_item(claim, 0, 1, final=True)])

@@ -51,7 +51,8 @@ def test_every_reading_of_a_client_needs_no_memory(admin):
 
 
 def take_over_at_once(monkeypatch):
-    monkeypatch.setattr("quire.client.ends.TAKE_OVER_SECONDS", 0.0)
+    for module in ("ends", "ends_async"):
+        monkeypatch.setattr(f"quire.client.{module}.TAKE_OVER_SECONDS", 0.0)
 
 
 def test_consumers_of_a_group_read_acknowledge_and_take_over_without_memory(admin, monkeypatch):

@@ -7,12 +7,10 @@ from contextlib import aclosing
 import pytest
 
 from quire import Client, Completion, ProtocolError, TokenChunk
-from quire.client import turns
-from quire.client.async_client import AsyncClient
-from quire.client.handle import completion_of
-from quire.client.steps import in_loop
-from quire.client.turns import Turn
-from quire.transport.procedure import run_async
+from quire.client.client_async import AsyncClient
+from quire.client.handle_async import completion_of
+from quire.transport import turns
+from quire.transport.turns import Turn
 from tests.quire.builders import make_item, submit_and_claim, token_at
 from tests.quire.loop_face import async_twin
 
@@ -129,7 +127,7 @@ def test_others_of_the_loop_get_on_while_a_log_is_taken_apart(broker, monkeypatc
             async with client:
                 if is_waited_for:
                     return await client.attach("a").result()
-                return await run_async(completion_of(client.brokers[0], "a"), in_loop)
+                return await completion_of(client.brokers[0], "a")
         finally:
             counting.cancel()
 

@@ -9,8 +9,8 @@ from contextlib import aclosing
 import pytest
 import redis
 
-from quire.client.async_client import AsyncClient
 from quire.client.client import Client
+from quire.client.client_async import AsyncClient
 from quire.client.reader import SharedReadsBroker
 from quire.errors import BrokerUnavailable, QuireError, WaitTimeout
 from quire.queue.broker import Broker

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from quire.client.async_client import AsyncClient
 from quire.client.client import Client
+from quire.client.client_async import AsyncClient
 from quire.client.reader import SharedReadsBroker
 from quire.errors import WaitTimeout
 from quire.keys import Keys

@@ -6,7 +6,7 @@ import contextlib
 import pytest
 from fakeredis import FakeAsyncRedis
 
-from quire.queue.async_broker import AsyncBroker
+from quire.queue.broker_async import AsyncBroker
 
 
 @pytest.mark.parametrize("by", ["cancel", "timeout"])

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from quire import AsyncClient, Client
-from quire.queue.async_broker import AsyncBroker
+from quire.queue.broker_async import AsyncBroker
 from tests.quire.loop_face import async_twin
 
 DURATIONS = {"max_queue_seconds": 100.0, "retention_seconds": 20.0}

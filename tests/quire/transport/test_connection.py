@@ -23,13 +23,13 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from quire import Client
-from quire.client.async_client import AsyncClient
+from quire.client.client_async import AsyncClient
 from quire.errors import BrokerUnavailable, WaitTimeout
-from quire.queue.async_broker import connect_async
 from quire.queue.broker import Broker
 from quire.queue.publish.commit import MIN_ITEMS_PARTED, CommitStatus
 from quire.queue.scripts import load_source
 from quire.transport.connection import MAX_BLOCK_SECONDS, Retrying, connect, translated
+from quire.transport.connection_async import connect_async
 from quire.wire.output import State
 from tests.quire.builders import claim_next, make_item, make_request, submit_and_claim
 from tests.quire.proxy import wire_to

@@ -13,8 +13,8 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from quire.client.async_client import AsyncClient
 from quire.client.client import Client
+from quire.client.client_async import AsyncClient
 from quire.errors import BrokerUnavailable, ProtocolError, QueueFull
 from quire.queue.lease.moving import Expired, Reaped
 from quire.transport.script_runner import (

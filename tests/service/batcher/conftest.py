@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
-from quire.client.async_client import AsyncClient
+from quire.client.client_async import AsyncClient
 from tests.service.builders import Queue, StepGate, WorkerThread
 from tests.service.gateway.builders import GatewayThread
 

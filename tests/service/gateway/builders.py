@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quire.client.async_client import AsyncClient
+from quire.client.client_async import AsyncClient
 from service.gateway.server import GatewayServer
 from service.gateway.settings import GatewaySettings
 from tests.service.builders import PATIENCE_SECONDS, Queue, eventually

@@ -9,7 +9,7 @@ import pytest
 from openai import OpenAI
 from structlog.testing import capture_logs
 
-from quire.client.async_client import AsyncClient
+from quire.client.client_async import AsyncClient
 from quire.errors import BrokerUnavailable, ProtocolError, QueueFull, UnknownRequest
 from service.gateway import abandoned
 from service.gateway.abandoned import AbandonedRequests

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.client.async_client import AsyncClient
+from quire.client.client_async import AsyncClient
 from quire.queue.broker import Broker
 from quire.testing.in_memory import FakeQuire
 from quire.transport.connection import connect

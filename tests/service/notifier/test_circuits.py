@@ -11,7 +11,7 @@ import pytest
 from standardwebhooks import Webhook
 
 from quire.keys import Keys
-from quire.queue.async_broker import connect_async
+from quire.transport.connection_async import connect_async
 from service.notifier import circuits
 from service.notifier.circuits import FAILURES, MAX_RANK
 from service.notifier.deliveries import Deliveries

@@ -5,10 +5,11 @@ import json
 
 import pytest
 
-from quire.queue.async_broker import AsyncBroker, connect_async
 from quire.queue.broker import Broker
+from quire.queue.broker_async import AsyncBroker
 from quire.queue.ends.telling import Delivery
 from quire.transport.connection import connect
+from quire.transport.connection_async import connect_async
 from service.notifier.deliveries import Deliveries
 from service.notifier.endpoints import Endpoint
 from service.notifier.events import GROUP_ENDED, REQUEST_EVENTS

@@ -13,10 +13,11 @@ from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire.keys import Keys
-from quire.queue.async_broker import AsyncBroker, connect_async
 from quire.queue.broker import Broker
+from quire.queue.broker_async import AsyncBroker
 from quire.records import FinishReason, State
 from quire.transport.connection import connect
+from quire.transport.connection_async import connect_async
 from quire.transport.local_redis import URL_VARIABLE, LocalRedis
 from quire.wire.ends import BatchEnd
 from service.notifier.circuits import FAILURES

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from quire.client.async_client import AsyncClient
+from quire.client.client_async import AsyncClient
 from tests.service.builders import Queue, WorkerThread
 from tests.service.fake_model import BOS_ID, byte_tokenizer, expected_prompt_tokens
 from tests.service.gateway.builders import CHAT, GatewayThread

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from quire.batch.batch import run_batch
-from quire.client.async_client import AsyncClient
+from quire.client.client_async import AsyncClient
 from quire.wire.output import TokenChunk
 from tests.service.builders import Queue, StepGate, WorkerThread
 from tests.service.fake_model import byte_tokenizer, render_chat

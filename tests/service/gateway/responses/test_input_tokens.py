@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from quire.client.async_client import AsyncClient
+from quire.client.client_async import AsyncClient
 from tests.service.builders import Queue, StepGate, WorkerThread
 from tests.service.fake_model import MAX_MODEL_LEN, byte_tokenizer, render_chat
 from tests.service.gateway.builders import GatewayThread

@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import redis.asyncio
-from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
-from redis.backoff import NoBackoff
 
 from quire.keys import Keys
-from quire.queue.async_reader import AsyncReader
-from quire.queue.async_shard import AsyncShard, taking_turns
 from quire.queue.ends import telling
 from quire.queue.ends.telling import Delivery
 from quire.queue.groups import grouping
@@ -19,41 +14,23 @@ from quire.queue.groups.grouping import FIRST_POSITION, GroupEnd, GroupProgress
 from quire.queue.publish import output_log
 from quire.queue.publish.output_log import OutputRead
 from quire.queue.publish.waits import MAX_ENTRIES_PER_STREAM
+from quire.queue.reader_async import AsyncReader
 from quire.queue.request.arguments import script_settings
 from quire.queue.request.status import RequestStatus, kept, status
+from quire.queue.shard_async import AsyncShard
 from quire.queue.streams import at_most
 from quire.queue.submit.cancel import cancel_many, cancelling, discarding
 from quire.queue.submit.submit import Submitted, submit_call, submitting
 from quire.queue.workers.absence import absence
 from quire.queue.workers.workers import WorkerInfo, workers
-from quire.transport.cluster.async_connection import connect_to_cluster_async
-from quire.transport.cluster.connection import is_cluster_url
+from quire.transport.concurrency_async import list_of
 from quire.transport.connection import (
     MAX_BLOCK_SECONDS,
-    connection_settings,
-    refuse_unknown_options,
 )
-from quire.transport.sentinel import connect_through_sentinels, is_sentinel_url
 from quire.wire.ends import End
 from quire.wire.message import Message
 from quire.wire.output import State
 from quire.wire.protocol import GenerationRequest
-
-
-def connect_async(url: str, *, block_seconds: float = MAX_BLOCK_SECONDS) -> redis.asyncio.Redis:
-    """Like `quire.connect`, for an event loop. Sends nothing yet.
-
-    ValueError for an invalid url.
-    """
-    settings = connection_settings(url, block_seconds) | {"retry": Retry(NoBackoff(), 0)}
-    if is_cluster_url(url):
-        client: redis.asyncio.Redis = connect_to_cluster_async(url, settings)
-    elif is_sentinel_url(url):
-        client = connect_through_sentinels(url, settings, make=Sentinel)
-    else:
-        client = redis.asyncio.Redis.from_url(url, **settings)
-    refuse_unknown_options(client)
-    return client
 
 
 class AsyncBroker(AsyncShard):
@@ -95,11 +72,11 @@ class AsyncBroker(AsyncShard):
 
     async def submit_many(self, requests: Sequence[GenerationRequest]) -> list[Submitted]:
         """See `Broker.submit_many`."""
-        return await self.submit_messages(await taking_turns(map(Message.of, requests)))
+        return await self.submit_messages(await list_of(map(Message.of, requests)))
 
     async def submit_messages(self, messages: Sequence[Message]) -> list[Submitted]:
         """See `Broker.submit_messages`."""
-        calls = await taking_turns(submit_call(self.keys, message) for message in messages)
+        calls = await list_of(submit_call(self.keys, message) for message in messages)
         return await self.run(submitting(self.keys, messages, calls=calls))
 
     async def cancel(self, request_id: str) -> State:

@@ -16,7 +16,6 @@ from redis.exceptions import RedisError
 
 from quire.errors import BrokerUnavailable, QuireError
 from quire.keys import Keys
-from quire.queue.async_shard import heeding_cancels
 from quire.queue.publish.output_log import OutputRead
 from quire.queue.publish.waits import (
     RETURN_SECONDS,
@@ -26,6 +25,7 @@ from quire.queue.publish.waits import (
     Waits,
     lowest_of,
 )
+from quire.queue.shard_async import heeding_cancels
 from quire.transport.connection import longest_block_of
 from quire.transport.procedure import RoundTrip, run_async, send_async
 

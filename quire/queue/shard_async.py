@@ -7,7 +7,7 @@ only sends, waits and retries. As in Broker, only what is idempotent is retried,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from redis.exceptions import RedisError
 
 from quire.keys import Keys
 from quire.queue import clock, scripts
-from quire.transport.cluster.async_connection import for_key_async
+from quire.transport.cluster.connection_async import for_key_async
 from quire.transport.connection import Attempts, is_of_replica, longest_block_of
 from quire.transport.durability import DurabilityRules
 from quire.transport.patience import OUTAGE_RETRIES
@@ -34,20 +34,7 @@ from quire.transport.script_runner import (
 #: The most calls that are sent at the same time; each uses a connection. Others wait.
 MAX_CALLS = 8
 
-#: How many requests are prepared before other tasks of the loop may run: some milliseconds.
-REQUESTS_PER_TURN = 64
-
 _Result = TypeVar("_Result")
-
-
-async def taking_turns(items: Iterable[_Result]) -> list[_Result]:
-    """The items as a list. Yields to the event loop while they are made."""
-    made: list[_Result] = []
-    for item in items:
-        made.append(item)
-        if len(made) % REQUESTS_PER_TURN == 0:
-            await asyncio.sleep(0)
-    return made
 
 
 async def heeding_cancels(awaitable: Awaitable[_Result]) -> _Result:

@@ -1,0 +1,178 @@
+"""Follows the ends of a queue over all its shards, with a cursor or as a consumer of a group."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from quire.client.handle_async import retried
+from quire.client.shard_cursor import ShardCursor, cursors_in
+from quire.errors import InvalidRequest, QuireError
+from quire.queue.broker_async import AsyncBroker
+from quire.queue.ends.telling import Delivery
+from quire.transport.connection import MAX_BLOCK_SECONDS
+from quire.transport.patience import Patience
+from quire.wire.ends import End
+
+#: If the queue has several shards, how long a reader waits for one before it reads the next.
+TURN_SECONDS = 0.05
+
+#: After so many seconds without an acknowledgement another consumer takes an end over.
+TAKE_OVER_SECONDS = 60.0
+
+#: How often a consumer looks for such ends.
+LOOK_SECONDS = 10.0
+
+_NAME = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+
+
+def ends_of(
+    brokers: Sequence[AsyncBroker],
+    *,
+    after: str,
+    group: str | None,
+    consumer: str | None,
+    timeout: float | None,
+) -> AsyncIterator[End]:
+    """See `AsyncClient.ends`. InvalidRequest at once."""
+    if (group is None) != (consumer is None) or (group is not None and after):
+        raise InvalidRequest("group", "give group and consumer, or a cursor, or nothing")
+    if group is None or consumer is None:
+        cursors = cursors_in(after, num_shards=len(brokers))
+        return _CursorReader(brokers, timeout=timeout).ends(cursors)
+    for field, name in (("group", group), ("consumer", consumer)):
+        if not _NAME.fullmatch(name):
+            raise InvalidRequest(field, f"must match {_NAME.pattern}")
+    return _Consumer(brokers, group, consumer, timeout=timeout).ends()
+
+
+class _Reader:
+    """What both kinds of readers have. A reader of ends outlasts an outage of Redis."""
+
+    def __init__(self, brokers: Sequence[AsyncBroker], *, timeout: float | None) -> None:
+        self._brokers = brokers
+        self._timeout = timeout
+        # There is nothing to explain: a queue without ends is no riddle.
+        seconds = brokers[0].outage_seconds
+        self._patience = Patience(None, "the ends", outage_seconds=seconds, explains=False)
+        self._turn_seconds = MAX_BLOCK_SECONDS if len(brokers) == 1 else TURN_SECONDS
+
+
+class _CursorReader(_Reader):
+    """One reader with a cursor: those of all shards, separated by commas."""
+
+    async def ends(self, cursors: Sequence[ShardCursor]) -> AsyncIterator[End]:
+        """Each end, until there was none for `timeout` seconds."""
+        give_up = _Deadline(self._timeout)
+        while True:
+            has_news = False
+            for broker, cursor in zip(self._brokers, cursors, strict=True):
+                for end in await self._new_ends(broker, cursor):
+                    has_news = True
+                    cursor.add(end)
+                    yield replace(end, position=",".join(map(str, cursors)))
+            if has_news:
+                give_up = _Deadline(self._timeout)
+                continue
+            for broker, cursor in zip(self._brokers, cursors, strict=True):
+                seconds = give_up.left(self._turn_seconds)
+                if seconds is None:
+                    return
+                if await self._read(broker, cursor.newest, block_seconds=seconds):
+                    break
+
+    async def _new_ends(self, broker: AsyncBroker, cursor: ShardCursor) -> Sequence[End]:
+        while True:
+            ends = cursor.unseen(await self._read(broker, cursor.before_newest))
+            if ends is not None:
+                return ends
+
+    async def _read(
+        self, broker: AsyncBroker, after: str, *, block_seconds: float | None = None
+    ) -> Sequence[End]:
+        read = partial(broker.told, after=after, block_seconds=block_seconds)
+        return await retried(self._patience, read)
+
+
+class _Consumer(_Reader):
+    """One consumer of a group. An end counts as handled when the next one is asked for."""
+
+    def __init__(
+        self, brokers: Sequence[AsyncBroker], group: str, consumer: str, *, timeout: float | None
+    ) -> None:
+        super().__init__(brokers, timeout=timeout)
+        self._group = group
+        self._names = group, consumer
+        #: Handled and not acknowledged yet: the shard's broker, and positions.
+        self._handled: dict[AsyncBroker, list[str]] = {broker: [] for broker in brokers}
+
+    async def ends(self) -> AsyncIterator[End]:
+        """Each end, until there was none for `timeout` seconds.
+
+        Begins with those that this consumer had not acknowledged when it ended.
+        """
+        try:
+            async for broker, delivery in self._deliveries():
+                handled = self._handled[broker]
+                handled += sorted({*delivery.positions} - {end.position for end in delivery.ends})
+                for end in delivery.ends:
+                    yield end
+                    handled.append(end.position)
+                await retried(self._patience, self._acknowledge)
+        finally:
+            # Without it, the last ends come again.
+            with contextlib.suppress(QuireError):
+                await self._acknowledge()
+
+    async def _deliveries(self) -> AsyncIterator[tuple[AsyncBroker, Delivery]]:
+        for broker in self._brokers:
+            again = partial(broker.delivered, *self._names)
+            while (found := await self._read(again)).positions:
+                yield broker, found
+        give_up, look = _Deadline(self._timeout), _Deadline(0.0)
+        while True:
+            has_news, seconds = False, give_up.left(min(self._turn_seconds, LOOK_SECONDS))
+            if look.left(LOOK_SECONDS) is None:
+                for broker in self._brokers:
+                    left = partial(broker.take_over, *self._names, idle_seconds=TAKE_OVER_SECONDS)
+                    found = await self._read(left)
+                    has_news |= bool(found.positions)
+                    yield broker, found
+                look = _Deadline(LOOK_SECONDS)
+            for broker in self._brokers:
+                # Once the time is over, a last read that does not wait.
+                new = partial(broker.deliver, *self._names, block_seconds=seconds)
+                found = await self._read(new)
+                has_news |= bool(found.positions)
+                yield broker, found
+            if has_news:
+                give_up = _Deadline(self._timeout)
+            elif seconds is None:
+                return
+
+    async def _read(self, read: Callable[[], Awaitable[Delivery]]) -> Delivery:
+        return await retried(self._patience, read)
+
+    async def _acknowledge(self) -> None:
+        for broker, positions in self._handled.items():
+            if positions:
+                await broker.acknowledge(self._group, positions.copy())
+                positions.clear()
+
+
+class _Deadline:
+    """Is over after so many seconds; never with None."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._end = None if seconds is None else time.monotonic() + seconds
+
+    def left(self, longest_seconds: float) -> float | None:
+        """For how many seconds a read may wait; None once the time is over."""
+        if self._end is None:
+            return longest_seconds
+        left = self._end - time.monotonic()
+        return min(left, longest_seconds) if left > 0 else None

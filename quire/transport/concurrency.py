@@ -1,0 +1,40 @@
+"""How a thread does what concurrency_async.py has for an event loop.
+
+A thread does one thing after the other, and other threads run beside it. So most of this does
+nothing: it is here so that the code for threads can be generated from that for event loops.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import ParamSpec, TypeVar
+
+_Item = TypeVar("_Item")
+_Arguments = ParamSpec("_Arguments")
+
+pause = time.sleep
+
+#: The results of all calls; each is made when its turn has come.
+all_of = list_of = list
+
+
+def timeout(_seconds: float | None) -> AbstractContextManager[None]:
+    """Limits nothing: a thread cannot stop a call. The socket's timeout ends it."""
+    return nullcontext()
+
+
+def aside(
+    function: Callable[_Arguments, _Item],
+    /,
+    *arguments: _Arguments.args,
+    **named: _Arguments.kwargs,
+) -> _Item:
+    """Calls the function here."""
+    return function(*arguments, **named)
+
+
+def in_turns(items: Iterator[_Item]) -> Iterator[list[_Item]]:
+    """Each item in a list of its own, made when the caller comes to it."""
+    return ([item] for item in items)

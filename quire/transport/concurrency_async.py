@@ -1,0 +1,65 @@
+"""How an event loop waits, and how it does several things at the same time.
+
+Code that is written once for both faces imports these names from here. The generated code takes the
+same names from concurrency.py, which has their forms for threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import TypeVar
+
+from quire.errors import QuireError
+from quire.transport.turns import Turn
+
+_Item = TypeVar("_Item")
+
+#: Waits for so many seconds.
+pause = asyncio.sleep
+
+#: Calls a function in a thread, because it takes long.
+aside = asyncio.to_thread
+
+
+def timeout(seconds: float | None) -> AbstractAsyncContextManager[object]:
+    """A context that raises TimeoutError after so many seconds; None for no limit."""
+    return nullcontext() if seconds is None else asyncio.timeout(seconds)
+
+
+async def all_of(calls: Iterable[Awaitable[_Item]]) -> list[_Item]:
+    """The results of all calls, which run at the same time. The first error ends the others."""
+    waits = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return [await wait for wait in waits]
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
+
+async def list_of(items: Iterable[_Item]) -> list[_Item]:
+    """The items as a list. Other tasks run while they are made."""
+    return [item async for made in in_turns(iter(items)) for item in made]
+
+
+async def in_turns(items: Iterator[_Item]) -> AsyncIterator[list[_Item]]:
+    """The items, in lists of those that one turn makes. Yields the items before an error first."""
+    error: QuireError | None = None
+    while error is None:
+        made: list[_Item] = []
+        try:
+            async with Turn() as turn:
+                for item in items:
+                    made.append(item)
+                    if turn.is_over:
+                        await turn.next()
+                        break
+        except QuireError as found:
+            error = found
+        if made:
+            yield made
+        elif error is None:
+            return
+    raise error
