@@ -219,8 +219,12 @@ def test_the_ends_of_a_torn_file_are_told_once_on_both_sides(real_connection):
     assert lose(real_connection, TORN_ENDS) == []
 
 
-def is_found_out(connection, paths, **doctored) -> bool:
+def is_found_out(connection, paths, *, by=(), **doctored) -> bool:
+    """`by`: the scripts whose answers most likely tell, so that the paths to these come first."""
+    nearest = [way for (script, _), way in paths.items() if script in by]
     try:
+        for scenario, path in nearest:
+            take(connection, scenario, path, **doctored)
         lose(connection, **doctored)
         for losses in (TURN_LOSSES, TURN_ENTRY_LOSSES):
             lose(connection, losses, shares_a_session=True, **doctored)
@@ -241,7 +245,8 @@ DOCTORED_MODELS = {
 
 @pytest.mark.parametrize("name", DOCTORED_MODELS)
 def test_a_doctored_model_is_found_out(real_connection, paths, name):
-    assert is_found_out(real_connection, paths, kind=DOCTORED_MODELS[name])
+    kind = DOCTORED_MODELS[name]
+    assert is_found_out(real_connection, paths, by=vars(kind), kind=kind)
 
 
 @pytest.mark.parametrize(
@@ -307,4 +312,5 @@ def test_a_doctored_model_is_found_out(real_connection, paths, name):
 def test_a_doctored_script_is_found_out(real_connection, paths, script, text, doctored):
     source = load_source(script)
     assert text in source
-    assert is_found_out(real_connection, paths, sources={script: source.replace(text, doctored)})
+    sources = {script: source.replace(text, doctored)}
+    assert is_found_out(real_connection, paths, by=[script], sources=sources)
