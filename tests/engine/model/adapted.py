@@ -25,6 +25,12 @@ from tests.engine.model.decoders import Forms, forms_of
 
 #: The targets of most adapters, whatever the family.
 ALL_LINEAR = "all-linear"
+#: Of all layers and of few, of ranks that fill words and strips and of ranks that do not.
+ADAPTERS = {
+    "a": {"r": 8},
+    "odd": {"r": 5, "lora_alpha": 10, "rank_pattern": {"k_proj": 1, "up_proj": 19, "o_proj": 2}},
+    "few": {"r": 33, "lora_alpha": 70, "targets": ["q_proj", "v_proj", "down_proj", "o_proj"]},
+}
 #: So large that an output with an adapter is another one soon.
 ALPHA = 24
 

@@ -33,29 +33,11 @@ def test_a_prompt_is_computed_in_chunks_and_its_last_chunk_yields_the_first_toke
     assert [len(output.token_ids) for output in machine.outputs] == [1, 1]
 
 
-def test_decodes_come_first_and_a_long_prompt_takes_what_is_left():
-    machine = Machine(make_config(max_num_batched_tokens=6))
-    machine.add(make_request("a", prompt=3, max_tokens=4), make_request("b", prompt=9))
-    assert trace(machine)[:4] == [
-        "a:3 b:3 | w0 p0 f62",
-        "a:1 b:5 | w0 p0 f61",
-        "a:1 b:1 | w0 p0 f59",
-        "a:1 b:1 | w0 p0 f61",
-    ]
-
-
 def test_a_threshold_bounds_the_chunk_of_one_request_so_that_prompts_share_a_step():
     machine = Machine(make_config(max_num_batched_tokens=8, long_prefill_token_threshold=4))
     machine.add(make_request("a", prompt=12), make_request("b", prompt=12))
     machine.step()
     assert [len(row.token_ids) for row in machine.batches[-1].rows] == [4, 4]
-
-
-def test_no_more_requests_run_than_there_are_slots():
-    machine = Machine(make_config(max_num_seqs=2))
-    machine.add(*(make_request(f"r{index}", max_tokens=2) for index in range(5)))
-    lines = trace(machine)
-    assert max(line.split(" | ")[0].count(":") for line in lines) == 2
 
 
 def test_equal_priorities_are_served_in_the_order_of_arrival():
@@ -114,25 +96,6 @@ def test_preemption_by_swap_moves_blocks_and_computes_nothing_twice():
     assert [len(batch.swap_out) for batch in machine.batches if batch.swap_out] == [2]
     assert [len(batch.swap_in) for batch in machine.batches if batch.swap_in] == [2]
     assert sum(batch.num_tokens for batch in machine.batches) == 2 * (7 + 6 - 1)
-
-
-def test_auto_swaps_where_copies_take_less_time_than_the_steps_of_prefill_took():
-    """The clock of a machine stands still within a step, so the test says how long steps take."""
-    for block_copy_seconds, swaps in ((0.01, 1), (1.0, 0)):
-        machine = Machine(
-            make_config(
-                num_blocks=4,
-                num_host_blocks=4,
-                block_copy_seconds=block_copy_seconds,
-                enable_prefix_caching=False,
-            )
-        )
-        machine.add(make_request("a", prompt=7, max_tokens=6), make_request("b", prompt=7))
-        while machine.engine.has_work():
-            start = machine.now = machine.now + 1.0
-            times = iter(start + tick / 8 for tick in range(100))
-            machine.outputs += machine.engine.step(lambda times=times: next(times))
-        assert machine.engine.snapshot().preemptions_swap == swaps
 
 
 def test_equal_classes_never_preempt_each_other_for_admission():
@@ -255,39 +218,6 @@ def test_an_urgent_prompt_goes_before_a_long_old_one_which_gets_on_all_the_same(
     ]
 
 
-def test_one_that_was_preempted_gains_a_token_before_it_gives_way_again():
-    config = make_config(max_num_seqs=1, max_num_batched_tokens=4, enable_prefix_caching=False)
-    machine = Machine(config)
-    machine.add(make_request("low", prompt=7, max_tokens=3, priority=Priority.LOW))
-    machine.step()
-    for name in ("first", "second"):
-        machine.add(
-            make_request(name, prompt=1, max_tokens=1, priority=Priority.HIGH, arrival=machine.now)
-        )
-        machine.step()
-        # The second comes when the preempted one has begun anew, and not yet come to a token.
-        machine.step()
-    machine.run()
-    assert [
-        " ".join(f"{row.request_id}:{len(row.token_ids)}" for row in batch.rows)
-        for batch in machine.batches
-    ] == ["low:4", "first:1", "low:4", "low:3", "second:1", "low:4", "low:4", "low:1"]
-
-
-@pytest.mark.parametrize("arrival", [1.0, -1.0], ids=["after those", "before those"])
-def test_nobody_is_preempted_when_it_would_not_be_enough(arrival):
-    """Those of its own class do not count, not even where it has come before them."""
-    machine = Machine(make_config(num_blocks=6))
-    machine.add(
-        make_request("normal", prompt=12, max_tokens=8),
-        make_request("low", prompt=4, max_tokens=4, priority=Priority.LOW),
-    )
-    machine.step()
-    machine.add(make_request("large", prompt=20, max_tokens=2, arrival=arrival))
-    machine.step()
-    assert machine.engine.snapshot().num_preempted == 0
-
-
 def test_every_running_request_gets_on_in_every_step_however_small_the_budget():
     machine = Machine(make_config(max_num_seqs=8, max_num_batched_tokens=4))
     machine.add(*(make_request(f"r{index}", prompt=6, max_tokens=9) for index in range(8)))
@@ -297,14 +227,6 @@ def test_every_running_request_gets_on_in_every_step_however_small_the_budget():
         batch = machine.batches[-1]
         assert batch.num_tokens <= 4
         assert running <= {row.request_id for row in batch.rows}
-
-
-def test_a_request_that_fills_the_pool_by_itself_ends_with_length():
-    machine = Machine(make_config(num_blocks=2))
-    machine.add(make_request("a", prompt=5, max_tokens=50))
-    machine.run()
-    assert machine.finish_reason("a") == "length"
-    assert len(machine.tokens("a")) == 3
 
 
 @pytest.mark.parametrize("num_blocks", [8, 9])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from engine.request import Priority, Request, RequestState
 from engine.scheduling.shares import minimums
 from tests.engine.builders import Machine, make_config, make_request
+from tests.engine.scheduling.test_step_mix import rows, steps
 
 LOW, NORMAL, HIGH, CRITICAL = Priority
 #: Those of the reference system.
@@ -42,19 +43,6 @@ def test_minimums_never_add_up_to_more_than_there_is_and_none_is_left_out(shares
     assert sum(parts.values()) <= total
     if total >= 4:
         assert [part > 0 for part in parts.values()] == [share > 0 for share in shares]
-
-
-def rows(machine: Machine) -> str:
-    """The last step: tokens per request."""
-    return " ".join(f"{row.request_id}:{len(row.token_ids)}" for row in machine.batches[-1].rows)
-
-
-def steps(machine: Machine, count: int) -> list[str]:
-    lines = []
-    for _ in range(count):
-        machine.step()
-        lines.append(rows(machine))
-    return lines
 
 
 def sharing(**overrides) -> Machine:
@@ -170,7 +158,7 @@ def test_over_a_long_rush_of_all_classes_each_gets_its_share(lengths):
         sharing(class_shares=SHARES, max_num_seqs=20, max_num_batched_tokens=60, num_blocks=600),
         lengths=lengths,
     )
-    for _ in range(1000):
+    for _ in range(500):
         rush.step()
     assert rush.machine.engine.violations() == []
     total = sum(rush.tokens.values())

@@ -3,7 +3,6 @@
 import pytest
 
 from engine.batch import UNKNOWN_TOKEN
-from engine.fake_runner import fake_logprobs
 from engine.request import FinishReason
 from tests.engine.builders import (
     EOS,
@@ -147,23 +146,6 @@ def test_what_comes_out_is_piece_by_piece_what_comes_without_guesses(asked):
         machine.run()
     assert told(machines[0]) == told(machines[1])
     assert any(drafts(machines[1]))
-
-
-def test_a_run_ends_with_the_token_that_completes_a_stop_string():
-    machine = speculating()
-    machine.add(cyclic(machine, text=TextOfIds(stop_id=14)))
-    machine.run()
-    assert machine.tokens("r") == list(CYCLE) and sum(drafts(machine)) > 2
-    assert [output.text for output in machine.outputs] == ["11 ", "12 ", "13 ", "14 "]
-
-
-def test_each_token_of_a_run_comes_with_what_is_said_of_it():
-    machine = speculating()
-    machine.add(cyclic(machine, logprobs=2, stop_token_ids=(13,), min_tokens=13))
-    machine.run()
-    for output in machine.outputs:
-        assert output.logprobs == tuple(fake_logprobs(id_, 2) for id_ in output.token_ids)
-    assert len(machine.tokens("r")) == 15
 
 
 def test_a_step_that_is_large_already_has_no_room_for_guesses():

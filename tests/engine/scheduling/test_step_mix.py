@@ -1,9 +1,7 @@
 """What a step computes under each batch mode, cap and kind of batching, as literal traces."""
 
-import pytest
-
 from engine.scheduling.step_mix import MAX_PURE_DECODE_STEPS
-from tests.engine.builders import Machine, expected_tokens, make_config, make_request
+from tests.engine.builders import Machine, make_config, make_request
 
 
 def rows(machine: Machine) -> str:
@@ -92,23 +90,3 @@ def test_a_static_batch_whose_prompts_take_several_steps_is_filled_over_these():
     machine = Machine(make_config(dynamic_batching=False, max_num_batched_tokens=4))
     machine.add(make_request("a", max_tokens=9), make_request("b", max_tokens=9))
     assert steps(machine, 4) == ["a:4", "a:1 b:3", "a:1 b:2", "a:1 b:1"]
-
-
-@pytest.mark.parametrize("mode", ["mixed", "prefer-decode", "prefer-prefill"])
-@pytest.mark.parametrize("dynamic", [True, False])
-@pytest.mark.parametrize("ahead", [True, False])
-def test_no_mode_changes_a_token(mode, dynamic, ahead):
-    config = make_config(
-        batch_mode=mode,
-        dynamic_batching=dynamic,
-        max_num_batched_tokens=6,
-        max_prefill_tokens=5,
-        num_blocks=12,
-    )
-    machine = Machine(config, runs_ahead=ahead)
-    requests = [make_request(f"r{i}", prompt=3 + 2 * i, max_tokens=9) for i in range(6)]
-    machine.add(*requests)
-    machine.run()
-    for request in requests:
-        assert machine.tokens(request.request_id) == expected_tokens(request)
-    assert machine.engine.violations() == []

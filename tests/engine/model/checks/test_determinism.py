@@ -27,7 +27,7 @@ from tests.engine.model.builders import (
     make_row,
     make_runner,
 )
-from tests.engine.model.decoders import FAMILIES, forms_of
+from tests.engine.model.decoders import FAMILIES, shared_forms
 
 #: Wide enough that libraries choose their kernels by the number of rows.
 WIDE_HIDDEN = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 2}
@@ -44,16 +44,19 @@ def rehearsal_of(dtype: torch.dtype, *, backend=None, multiple: int = 1) -> Rehe
     )
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(params=["float32", "bfloat16"])
 def dtype(request):
     return getattr(torch, request.param)
 
 
-@pytest.fixture(scope="module")
-def forms(dtype, tmp_path_factory):
+@pytest.fixture
+def forms(dtype):
     config = type(FAMILIES["qwen3"])(**(FAMILIES["qwen3"].to_dict() | WIDE_HIDDEN))
-    name = str(dtype).removeprefix("torch.")
-    return forms_of(config, tmp_path_factory.mktemp("wide"), dtype=name)
+    return shared_forms(config, dtype=str(dtype).removeprefix("torch."))
+
+
+#: For what is the same in every type.
+IN_BFLOAT16 = pytest.mark.parametrize("dtype", ["bfloat16"], indirect=True)
 
 
 def test_the_compiled_form_is_invariant_as_it_is(forms, dtype):
@@ -67,6 +70,7 @@ def test_the_torch_forms_are_invariant_in_padded_steps(form, forms, dtype):
 
 
 @pytest.mark.parametrize("form", ["torch", "wide"])
+@IN_BFLOAT16
 def test_attention_that_groups_rows_by_their_company_is_found_out(form, forms, dtype):
     rehearsal = rehearsal_of(dtype, backend=CpuAttention())
     with pytest.raises(NotInvariant, match=r"cpu attention, .* logits of a prompt of \d+ tokens"):
@@ -104,6 +108,7 @@ class Swayed:
     ],
     ids=["decodes", "chunks", "full"],
 )
+@IN_BFLOAT16
 def test_one_bit_of_one_logit_is_enough_to_be_found_out(condition, company, forms, dtype):
     swayed = Swayed(forms.native, condition)
     with pytest.raises(NotInvariant, match=company):
@@ -115,6 +120,7 @@ def test_one_bit_of_one_logit_is_enough_to_be_found_out(condition, company, form
     [(None, range(145, 185), 144), (100, range(113, 153), 112)],
     ids=["long", "window"],
 )
+@IN_BFLOAT16
 def test_a_difference_only_behind_a_long_context_is_found(window, sways, behind, forms, dtype):
     """A context is longer than what attention takes at once, or than a window of it."""
     swayed = Swayed(
@@ -128,6 +134,7 @@ def test_a_difference_only_behind_a_long_context_is_found(window, sways, behind,
 
 
 @pytest.mark.parametrize(("budget", "longest"), [(256, 100), (128, 40)])
+@IN_BFLOAT16
 def test_one_prompt_more_is_compared_behind_a_context_where_a_step_has_room_for_all(
     budget, longest, forms, dtype, monkeypatch
 ):
@@ -162,11 +169,13 @@ def test_windows_are_checked_where_they_leave_keys_out(deterministic, model_fold
     assert (-(-window // 4) * 4 in looked) is deterministic
 
 
+@IN_BFLOAT16
 def test_what_only_full_steps_cure_is_computed_in_full_steps(forms, dtype):
     swayed = Swayed(forms.native, lambda step: step.query_lens.sum() < 128)
     assert invariant_multiple(swayed, rehearsal_of(dtype), **LIMITS) == 128
 
 
+@IN_BFLOAT16
 def test_a_small_budget_leaves_prompts_that_fit(forms, dtype):
     limits = {"max_model_len": 8, "max_num_batched_tokens": 4}
     assert min(PROMPT_LENGTHS) < 4 < max(PROMPT_LENGTHS)

@@ -2,23 +2,29 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 
 import numpy as np
 import pytest
 import torch
 import transformers
-from transformers import PreTrainedConfig
 
 from engine.model.attention.reference import ReferenceAttention
 from engine.model.decoder.decoder_config import NotSupported
-from engine.model.decoder.native_decoder import ALIGNMENT, REUSED_BYTES, ReusedBuffer
+from engine.model.decoder.native_decoder import (
+    ALIGNMENT,
+    REUSED_BYTES,
+    NativeDecoder,
+    ReusedBuffer,
+)
 from engine.model.device.kv_pool import KVPool
 from engine.model.kernels import build
 from engine.model.kernels.build import FETCH_LEVELS, VARIANTS, best_variant
 from engine.model.kernels.packing import interleave, pack
 from engine.model.step import compute_logits, lay_out
+from tests.engine.model.adapted import ADAPTERS, shared_adapted_forms
 from tests.engine.model.builders import _GROUPED, make_prompt, make_row, make_runner, save_model
-from tests.engine.model.decoders import FAMILIES, Forms, forms_of, run_steps, shared_forms
+from tests.engine.model.decoders import FAMILIES, forms_of, run_steps, shared_forms
 
 DTYPES = (torch.float32, torch.bfloat16)
 #: Beyond a span of 256 keys, so that spans are folded.
@@ -55,6 +61,7 @@ LONG_CONFIGS = {
     "caps": LONG_GEMMA,
     "experts": LONG_MIXTURE,
     "sinks": LONG_GRANITE,
+    "adapters": LONG_LLAMA,
 }
 
 
@@ -70,13 +77,21 @@ CASES = [
 class Case:
     """A model, and how it is computed."""
 
-    config: PreTrainedConfig
+    name: str
     dtype: torch.dtype
     block_size: int
 
     @property
-    def forms(self) -> Forms:
-        return shared_forms(self.config, dtype=str(self.dtype).removeprefix("torch."))
+    def native(self) -> NativeDecoder:
+        config, dtype = LONG_CONFIGS[self.name], str(self.dtype).removeprefix("torch.")
+        if self.name == "adapters":
+            return shared_adapted_forms(config, ADAPTERS, dtype=dtype).native
+        return shared_forms(config, dtype=dtype).native
+
+    @property
+    def adapters(self) -> Sequence[str | None]:
+        """Those of the prompts."""
+        return ("odd", None, "few") if self.name == "adapters" else (None,)
 
 
 @pytest.fixture(params=CASES, ids=str)
@@ -84,18 +99,17 @@ def case(request):
     name, threads, dtype, block_size = request.param
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    yield Case(LONG_CONFIGS[name], dtype, block_size)
+    yield Case(name, dtype, block_size)
     torch.set_num_threads(before)
 
 
 def test_a_token_s_logits_are_the_same_alone_batched_and_chunked_bit_for_bit(case):
-    native, dtype = case.forms.native, case.dtype
-    alone = run_steps(native, PROMPTS, ALONE, dtype=dtype)
-    together = run_steps(native, PROMPTS, [[600, 40, 7]], dtype=dtype)
-    chunked = run_steps(native, PROMPTS, CHUNKED, dtype=dtype)
-    for first, second, third in zip(alone, together, chunked, strict=True):
-        assert torch.equal(first, second)
-        assert torch.equal(first, third)
+    alone, together, chunked = (
+        run_steps(case.native, PROMPTS, steps, dtype=case.dtype, adapters=case.adapters)
+        for steps in (ALONE, [[600, 40, 7]], CHUNKED)
+    )
+    assert all(map(torch.equal, alone, together))
+    assert all(map(torch.equal, alone, chunked))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -112,10 +126,12 @@ def test_where_a_chunk_begins_moves_no_bit_of_tokens_that_see_a_window(dtype, wi
 
 
 def test_the_logits_of_some_tokens_are_those_of_all_bit_for_bit(case):
-    native, dtype = case.forms.native, case.dtype
+    native, dtype = case.native, case.dtype
     rows = [
-        make_row(prompt, request_id=str(index), block_ids=range(40 * index, 40 * index + 40))
-        for index, prompt in enumerate(PROMPTS)
+        make_row(
+            prompt, request_id=str(index), block_ids=range(40 * index, 40 * index + 40)
+        )._replace(adapter=name)
+        for index, (prompt, name) in enumerate(zip(PROMPTS, cycle(case.adapters), strict=False))
     ]
     step = lay_out(rows, block_size=16, device=torch.device("cpu"))
 
@@ -131,7 +147,7 @@ def test_the_logits_of_some_tokens_are_those_of_all_bit_for_bit(case):
 
 
 def test_of_many_decodes_at_once_each_is_what_it_is_alone_bit_for_bit(case):
-    native, dtype, block_size = case.forms.native, case.dtype, case.block_size
+    native, dtype, block_size = case.native, case.dtype, case.block_size
     # Around the ends of pairs, strips and spans; enough rows for any number of threads.
     lengths = [2, 600, 17, 16, 31, 255, 256, 65, 257, 100, 513, 33, 48]
     prompts = [make_prompt(length, salt=length) for length in lengths]
@@ -169,7 +185,7 @@ def test_the_block_size_changes_nothing(dtype, block_size):
     assert all(map(torch.equal, found, expected))
 
 
-@pytest.mark.parametrize("name", LONG_CONFIGS)
+@pytest.mark.parametrize("name", [name for name in LONG_CONFIGS if name != "adapters"])
 def test_long_contexts_are_those_of_the_wide_path(name):
     forms = shared_forms(LONG_CONFIGS[name], dtype="float32")
     expected, found = (

@@ -55,8 +55,8 @@ extern "C" int64_t take_all(int size, int idle, int64_t count, int64_t* times, i
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    return compile_shim(SHIM, best_variant(), tmp_path_factory.mktemp("team"))
+def library():
+    return compile_shim(SHIM, best_variant())
 
 
 def pointer(array):

@@ -1,9 +1,5 @@
 """Adapters in the forms of the fast path: the right logits, and what the compiled form promises."""
 
-from collections.abc import Sequence
-from dataclasses import replace
-
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -12,29 +8,20 @@ from engine.model.adapters import read_adapters
 from engine.model.attention.reference import ReferenceAttention
 from engine.model.checks.determinism import NotInvariant, check_invariance
 from engine.model.checks.rehearsal import Rehearsal
-from engine.model.device.kv_pool import KVPool
 from engine.model.kernels import build
 from engine.model.kernels.build import VARIANTS, best_variant
 from engine.model.load.fast_path import check_against
-from engine.model.step import compute_logits, lay_out
-from tests.engine.model.adapted import adapted_forms, shared_adapted_forms
+from tests.engine.model.adapted import ADAPTERS, adapted_forms, shared_adapted_forms
 from tests.engine.model.builders import (
     _GROUPED,
     generate,
     make_prompt,
     make_request,
-    make_row,
     make_runner,
 )
 from tests.engine.model.decoders import FAMILIES, run_steps, shared_forms
 
 DTYPES = [torch.float32, torch.bfloat16]
-#: Of all layers and of few, of ranks that fill words and strips and of ranks that do not.
-ADAPTERS = {
-    "a": {"r": 8},
-    "odd": {"r": 5, "lora_alpha": 10, "rank_pattern": {"k_proj": 1, "up_proj": 19, "o_proj": 2}},
-    "few": {"r": 33, "lora_alpha": 70, "targets": ["q_proj", "v_proj", "down_proj", "o_proj"]},
-}
 NAMES = (*ADAPTERS, None)
 PROMPTS = [
     make_prompt(40),
@@ -42,8 +29,6 @@ PROMPTS = [
     make_prompt(26, salt=2),
     make_prompt(31, salt=3),
 ]
-WHOLE = [[40, 9, 26, 31]]
-ALONE = [[40, 0, 0, 0], [0, 9, 0, 0], [0, 0, 26, 0], [0, 0, 0, 31]]
 LIMITS = {"max_model_len": 256, "max_num_batched_tokens": 160}
 CHUNKED = [[19, 3, 1, 0], [1, 1, 14, 28], [19, 4, 1, 1], [1, 1, 10, 2]]
 LLAMA = transformers.LlamaConfig(**(_GROUPED | {"hidden_size": 128, "intermediate_size": 176}))
@@ -95,17 +80,6 @@ def test_every_variant_adds_the_same(variant, dtype, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_token_with_an_adapter_is_the_same_alone_batched_and_chunked_bit_for_bit(dtype, threads):
-    native = shared_adapted_forms(LLAMA, ADAPTERS, dtype=name_of(dtype)).native
-    alone, together, chunked = (
-        run_steps(native, PROMPTS, steps, dtype=dtype, adapters=NAMES)
-        for steps in (ALONE, WHOLE, CHUNKED)
-    )
-    assert all(map(torch.equal, alone, together))
-    assert all(map(torch.equal, alone, chunked))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_token_without_one_is_what_it_is_where_there_are_none_bit_for_bit(dtype, threads):
     forms = shared_adapted_forms(LLAMA, ADAPTERS, dtype=name_of(dtype))
     without = shared_forms(LLAMA, dtype=name_of(dtype)).native
@@ -120,9 +94,7 @@ def test_a_token_without_one_is_what_it_is_where_there_are_none_bit_for_bit(dtyp
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_of_many_decodes_with_an_adapter_each_everyone_is_what_it_is_alone_bit_for_bit(
-    dtype, threads
-):
+def test_of_many_decodes_with_an_adapter_each_everyone_is_what_it_is_alone_bit_for_bit(dtype):
     names = [f"a{number}" for number in range(40)]
     adapters = {name: {"r": 1 + number % 5} for number, name in enumerate(names)}
     native = shared_adapted_forms(LLAMA, adapters, dtype=name_of(dtype)).native
@@ -135,27 +107,6 @@ def test_of_many_decodes_with_an_adapter_each_everyone_is_what_it_is_alone_bit_f
             prompt, name = prompts[number], given[number % len(given)]
             (alone,) = run_steps(native, [prompt], [[len(prompt)]], dtype=dtype, adapters=[name])
             assert torch.equal(together[number], alone)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_logits_of_some_adapted_tokens_are_those_of_all_bit_for_bit(dtype, threads):
-    native = shared_adapted_forms(LLAMA, ADAPTERS, dtype=name_of(dtype)).native
-    rows = [
-        make_row(prompt, request_id=str(index), block_ids=range(4 * index, 4 * index + 4))
-        for index, prompt in enumerate(PROMPTS)
-    ]
-    rows = [row._replace(adapter=name) for row, name in zip(rows, NAMES, strict=True)]
-    step = lay_out(rows, block_size=16, device=torch.device("cpu"))
-
-    def logits_of(tokens: Sequence[int]) -> torch.Tensor:
-        pool = KVPool(native.layer_shapes, num_blocks=16, block_size=16, dtype=dtype)
-        chosen = replace(step, logit_rows=np.array(tokens, dtype=np.int64))
-        return compute_logits(chosen, model=native, kv_pool=pool, backend=ReferenceAttention())
-
-    everything = logits_of(range(step.num_tokens))
-    # Among them none with an adapter, several of one, and out of order.
-    for wanted in ([], [80], [39, 48, 74, 105], [*range(30, 60)], [105, 3, 3, 50, 41, 39]):
-        assert torch.equal(logits_of(wanted), everything[wanted])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -109,6 +109,13 @@ def graphs_over(decoder, pool, *, max_num_seqs=4, capturer=None) -> tuple[Decode
     return graphs, capturer
 
 
+@pytest.fixture(scope="module")
+def captured(decoder):
+    """Steps that were captured once, and their pool, for tests that do not look into it."""
+    pool = filled_pool(decoder)
+    return graphs_over(decoder, pool)[0], pool
+
+
 def decodes(*contexts: int):
     rows = [
         make_row(
@@ -188,8 +195,8 @@ def test_a_step_that_left_its_buffers_as_they_were_would_be_seen(decoder, monkey
     assert bool(((stale - expected).norm(dim=-1) > 0.1 * expected.norm(dim=-1)).all())
 
 
-def test_a_step_in_flight_keeps_what_its_copy_reads_while_the_next_one_is_filled(decoder):
-    graphs, _ = graphs_over(decoder, pool := filled_pool(decoder))
+def test_a_step_in_flight_keeps_what_its_copy_reads_while_the_next_one_is_filled(decoder, captured):
+    graphs, pool = captured
     logits(decoder, pool, decodes(9, 3, 16), graphs)
     in_flight = graphs._senders[0]
     rows = in_flight.array(4, 9).copy()
@@ -200,10 +207,10 @@ def test_a_step_in_flight_keeps_what_its_copy_reads_while_the_next_one_is_filled
     assert graphs._senders[0] is in_flight
 
 
-def test_of_the_tables_only_the_columns_in_use_are_sent(decoder, monkeypatch):
+def test_of_the_tables_only_the_columns_in_use_are_sent(decoder, captured, monkeypatch):
     sent = []
     monkeypatch.setattr(Sender, "send", lambda sender, rows: sent.append(tuple(rows.shape)))
-    graphs, _ = graphs_over(decoder, pool := filled_pool(decoder))
+    graphs, pool = captured
     logits(decoder, pool, decodes(9, 3, 13), graphs)
     # Three rows and one of padding; five numbers of each and four blocks of the longest.
     assert sent == [(4, 5 + 4)]
@@ -249,8 +256,8 @@ def test_a_question_to_the_device_would_be_seen(question):
         question(torch.ones(2))
 
 
-def test_chunks_and_steps_that_sample_only_in_part_are_not_replayed(decoder):
-    graphs, _ = graphs_over(decoder, filled_pool(decoder))
+def test_chunks_and_steps_that_sample_only_in_part_are_not_replayed(captured):
+    graphs, _ = captured
     device = torch.device("cpu")
     chunk = lay_out([make_row(make_prompt(5))], block_size=BLOCK_SIZE, device=device)
     one_of_two = make_row(make_prompt(2), end=1)
@@ -267,17 +274,16 @@ def test_chunks_and_steps_that_sample_only_in_part_are_not_replayed(decoder):
 
 @pytest.mark.parametrize(("backend", "times"), [(ReferenceAttention(), 0), (CpuAttention(), 2)])
 def test_blocks_are_cleared_where_what_nobody_wrote_is_read_and_nowhere_else(
-    backend, times, decoder
+    backend, times, decoder, captured, monkeypatch
 ):
     """Two launches per layer would stand before the one of a captured step."""
-    pool, cleared = filled_pool(decoder), []
-    graphs, _ = graphs_over(decoder, pool)
-    pool.clear = lambda blocks: cleared.append(blocks.tolist())
+    (graphs, pool), cleared = captured, []
+    monkeypatch.setattr(pool, "clear", lambda blocks: cleared.append(blocks.tolist()))
     begins_a_block = decodes(2, 5, 8, 13)
-    for captured in (graphs, None):
+    for replayed in (graphs, None):
         with torch.inference_mode():
             compute_logits(
-                begins_a_block, model=decoder, kv_pool=pool, backend=backend, graphs=captured
+                begins_a_block, model=decoder, kv_pool=pool, backend=backend, graphs=replayed
             )
     expected = [begins_a_block.metadata.block_tables[row, last] for row, last in ((1, 1), (3, 3))]
     assert cleared == [expected] * times

@@ -45,7 +45,6 @@ SERVED = [
     ("llama scaled", Type.Q8_0),
     ("qwen2", Type.Q5_1),
     ("qwen3", Type.BF16),
-    ("gemma3", Type.Q8_0),
     ("gemma3", Type.Q4_K),
     ("gemma3", Type.Q6_K),
 ]
