@@ -6,11 +6,13 @@ import select
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from tests.gpu.lease import __main__ as lease
 from tests.gpu.lease.rules import RULES, verdicts
 from tests.gpu.lease.running import figures_in, line_of, run_steps
 from tests.gpu.lease.steps import SHAPES, STEPS, Step
@@ -25,7 +27,7 @@ RECORD = (
     "step", "status", "exit_code", "seconds", "limit_seconds", "arguments", "figures", "output",
 )  # fmt: skip
 #: Long enough that a process can begin on a busy machine.
-LIMIT = 6.0
+LIMIT = 8.0
 
 
 def test_the_steps_come_in_order_of_value_and_end_within_six_minutes():
@@ -170,6 +172,23 @@ def test_without_a_figure_nothing_is_decided():
     attention, native = verdicts({**failed, "attention": None})
     assert "Undecided: step attention has no 64x4096 triton" in attention
     assert "Undecided: 256x512 has no share_of_bandwidth: ArithmeticError: off by 3 %" in native
+
+
+def test_a_rehearsal_says_that_it_decides_nothing(tmp_path, monkeypatch, capsys):
+    # On a busy machine it takes longer to import torch.
+    monkeypatch.setattr(lease, "STEPS", (replace(STEPS[0], seconds=90),))
+    monkeypatch.setattr("sys.argv", ["lease", "--out", str(tmp_path), "--device", "cpu"])
+    assert lease.main() == 0
+    record = json.loads((tmp_path / "limits.json").read_text())
+    assert (record["status"], record["figures"]["device"]) == ("ok", "CPU")
+    assert record["figures"]["bytes_per_second"] > 0
+    step, empty, *summary = capsys.readouterr().out.splitlines()
+    assert step.split()[:2] == ["limits", "ok"]
+    assert summary[0] == "A rehearsal on a CPU, which decides nothing:"
+    assert [line.count("Undecided") for line in summary[1:]] == [1, 1]
+    monkeypatch.setattr("sys.argv", ["lease", "--verdicts", str(tmp_path)])
+    assert lease.main() == 0
+    assert capsys.readouterr().out.splitlines() == [empty, *summary]
 
 
 def test_the_rules_are_where_a_reader_finds_them():
