@@ -9,8 +9,8 @@ from service.console.settings import ConsoleSettings
 from service.exporter.settings import ExporterSettings
 from service.gateway.settings import GatewaySettings
 from service.notifier.settings import NotifierSettings
-from service.shared.settings.flags import markdown_tables
-from service.shared.settings.reading import CompanionSettings
+from service.shared.settings.flags import default_text, type_text
+from service.shared.settings.reading import CompanionSettings, ProcessSettings
 from service.worker.settings.config import Settings
 from service.worker.settings.presets import PRESETS
 
@@ -33,7 +33,7 @@ def render_markdown() -> str:
         "programs set such variables: Kubernetes, for each service whose name is `quire...`.",
         "",
         "## Worker",
-        *markdown_tables(Settings.model_fields),
+        *_tables(Settings),
         "",
         "### Presets",
         "",
@@ -48,7 +48,7 @@ def render_markdown() -> str:
         "`QUIRE_EXPORTER_`, and its table is `[exporter]`. It also reads the settings that it",
         "shares with the worker, from the worker's variables and from the keys above all tables:",
         "addresses of Redis and of the file, the queue, its number of shards, both of the log.",
-        *markdown_tables(ExporterSettings.model_fields),
+        *_tables(ExporterSettings),
         "",
         "## Gateway",
         "",
@@ -56,7 +56,7 @@ def render_markdown() -> str:
         "`QUIRE_GATEWAY_`, and its table is `[gateway]`. If one of its own variables is not set,",
         "the gateway reads the worker's variable for these settings:",
         f"{_shared(GatewaySettings)}. It also reads the keys above all tables.",
-        *markdown_tables(GatewaySettings.model_fields),
+        *_tables(GatewaySettings),
         *_batcher(),
         "",
         *_notifier(),
@@ -84,7 +84,7 @@ def _batcher() -> list[str]:
         f"{_shared(BatcherSettings)};",
         f"and the gateway's for these: {_listed(SHARED_WITH_GATEWAY)}.",
         "It also reads the keys above all tables.",
-        *markdown_tables(BatcherSettings.model_fields),
+        *_tables(BatcherSettings),
     ]
 
 
@@ -96,7 +96,7 @@ def _notifier() -> list[str]:
         "with `QUIRE_NOTIFIER_`, and its table is `[notifier]`. If one of its own variables is not",
         "set, the notifier reads the worker's variable for these settings:",
         f"{_shared(NotifierSettings)}. It also reads the keys above all tables.",
-        *markdown_tables(NotifierSettings.model_fields),
+        *_tables(NotifierSettings),
         "",
     ]
 
@@ -109,9 +109,21 @@ def _console() -> list[str]:
         "with `QUIRE_CONSOLE_`, and its table is `[console]`. If one of its own variables is not",
         "set, the console reads the worker's variable for these settings:",
         f"{_shared(ConsoleSettings)}. It also reads the keys above all tables.",
-        *markdown_tables(ConsoleSettings.model_fields),
+        *_tables(ConsoleSettings),
         "",
     ]
+
+
+def _tables(kind: type[ProcessSettings]) -> list[str]:
+    """A table for each section of a process' settings."""
+    lines: list[str] = []
+    for section, fields in kind.sections().items():
+        lines += ["", f"### {section}", ""]
+        lines += ["| name | type | default | meaning |", "|---|---|---|---|"]
+        for name, field in fields.items():
+            cells = (f"`{name}`", type_text(field), default_text(field), str(field.description))
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines
 
 
 def _preset_table() -> list[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -39,8 +39,14 @@ TABLES = frozenset({"batcher", "client", "console", "exporter", "gateway", "noti
 #: Keys of the file that may also be set before all tables.
 SHARED_KEYS = frozenset({"redis_url", "queue", "shards", "log_level", "log_format"})
 
-#: From this similarity to one of KEYS, an unknown name counts as misspelt. No other setting of
-#: Quire is so similar.
+#: Prefixes of variables that other parts of Quire read. vLLM itself refuses an unknown argument.
+FOREIGN_PREFIXES = (
+    *("QUIRE_BATCHER_", "QUIRE_CONSOLE_", "QUIRE_EXPORTER_", "QUIRE_GATEWAY_", "QUIRE_NOTIFIER_"),
+    *("QUIRE_KERNEL_", "QUIRE_TEST_", "QUIRE_VLLM_"),
+)
+
+#: From this similarity to a known name, an unknown one counts as misspelt. No other setting of
+#: Quire is so similar to one that the command has, or that all processes have.
 MISSPELT_SIMILARITY = 0.8
 
 #: The largest file that a variable may name, in bytes; a larger one is a mistake.
@@ -57,22 +63,36 @@ def known_settings(environ: Mapping[str, str]) -> dict[str, str]:
     return found | values_of_variables(environ, KEYS)
 
 
-def misspelt_variables(environ: Mapping[str, str]) -> list[str]:
-    """One clause for each variable that is probably a misspelt setting of the command.
+def unknown_variables(
+    environ: Mapping[str, str], known: Collection[str], *, prefix: str = ENV_PREFIX
+) -> Iterator[str]:
+    """One clause for each unknown variable with our prefix, with a similar name if there is one."""
+    names = [prefix + key.upper() for key in known]
+    for variable, _, from_file in _unknown(environ, known, prefix=prefix):
+        files = [name + FILE_SUFFIX for name in names] if from_file else []
+        yield f"unknown variable {variable}{nearest(variable, names + files)}"
+
+
+def misspelt_variables(environ: Mapping[str, str], known: Collection[str] = KEYS) -> Iterator[str]:
+    """One clause for each variable that is probably one of the known ones, misspelt.
 
     Not each unknown variable: other parts of Quire have variables that are not known here.
     """
-    found = []
-    foreign = tuple(f"{ENV_PREFIX}{table.upper()}_" for table in TABLES)
+    for variable, name, from_file in _unknown(environ, known, prefix=ENV_PREFIX):
+        for key in difflib.get_close_matches(name, known, n=1, cutoff=MISSPELT_SIMILARITY):
+            meant = f"{ENV_PREFIX}{key.upper()}{FILE_SUFFIX if from_file else ''}"
+            yield f"unknown variable {variable}; did you mean {meant}?"
+
+
+def _unknown(
+    environ: Mapping[str, str], known: Collection[str], *, prefix: str
+) -> Iterator[tuple[str, str, bool]]:
+    """The variables that may be meant for us, with what `_setting_of` makes of each."""
+    foreign = tuple(other for other in FOREIGN_PREFIXES if other != prefix)
     for variable in sorted(environ):
-        if variable.startswith(foreign):
-            continue
-        name, from_file = setting_of(variable, KEYS, prefix=ENV_PREFIX)
-        if variable.startswith(ENV_PREFIX) and name not in KEYS:
-            for key in difflib.get_close_matches(name, KEYS, n=1, cutoff=MISSPELT_SIMILARITY):
-                meant = f"{ENV_PREFIX}{key.upper()}{FILE_SUFFIX if from_file else ''}"
-                found.append(f"unknown variable {variable}; did you mean {meant}?")
-    return found
+        name, from_file = _setting_of(variable, known, prefix=prefix)
+        if variable.startswith(prefix) and not variable.startswith(foreign) and name not in known:
+            yield variable, name, from_file
 
 
 def worker_setting(environ: Mapping[str, str], name: str) -> str | None:
@@ -82,7 +102,7 @@ def worker_setting(environ: Mapping[str, str], name: str) -> str | None:
     """
     found: Mapping[str, Any] = values_of_variables(environ, (name,))
     if name not in found:
-        found = _tables(environ).get("worker", {})
+        found = read_tables(environ.get("QUIRE_CONFIG_FILE")).get("worker", {})
     return str(found[name]) if name in found else None
 
 
@@ -95,7 +115,7 @@ def values_of_variables(
     """
     values: dict[str, str] = {}
     for variable, text in environ.items():
-        name, from_file = setting_of(variable, known, prefix=prefix)
+        name, from_file = _setting_of(variable, known, prefix=prefix)
         if not variable.startswith(prefix) or name not in known:
             continue
         if name in values:
@@ -105,7 +125,7 @@ def values_of_variables(
     return values
 
 
-def setting_of(variable: str, known: Collection[str], *, prefix: str) -> tuple[str, bool]:
+def _setting_of(variable: str, known: Collection[str], *, prefix: str) -> tuple[str, bool]:
     """The setting of a variable, and whether the variable names a file with the value."""
     name = variable.removeprefix(prefix).lower()
     if name in known or not variable.endswith(FILE_SUFFIX):
@@ -144,36 +164,40 @@ def without_password(url: str) -> str:
 
 
 def _file(environ: Mapping[str, str]) -> dict[str, Any]:
-    tables = _tables(environ)
+    path = environ.get("QUIRE_CONFIG_FILE")
+    tables = read_tables(path)
     client = tables.get("client", {})
-    path = environ.get("QUIRE_CONFIG_FILE") or DEFAULT_FILE
-    _refuse_unknown(set(tables) - TABLES, SHARED_KEYS, source=path)
-    _refuse_unknown(client, KEYS, source=f"[client] of {path}")
+    refuse_unknown_keys(client, KEYS, source=f"[client] of {path or DEFAULT_FILE}")
     # The worker's settings of the queue also apply to clients, unless `[client]` sets them.
     shared = {**tables, **tables.get("worker", {}), **client}
     return {key: shared[key] for key in KEYS if key in shared}
 
 
-def _refuse_unknown(names: Iterable[str], known: Collection[str], *, source: str) -> None:
+def read_tables(named: str | Path | None) -> dict[str, Any]:
+    """The content of the file: TABLES, and SHARED_KEYS before them.
+
+    Empty if no file is named and the default one does not exist. InvalidRequest if it cannot be
+    read, or has anything else.
+    """
+    path = Path(named or DEFAULT_FILE)
+    if not named and not path.exists():
+        return {}
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(str(path), f"cannot read the file: {error}") from error
+    for name in TABLES:
+        if not isinstance(tables.get(name, {}), dict):
+            raise InvalidRequest(str(path), f"{name} is not a table")
+    refuse_unknown_keys(set(tables) - TABLES, SHARED_KEYS, source=str(path))
+    return tables
+
+
+def refuse_unknown_keys(names: Iterable[str], known: Collection[str], *, source: str) -> None:
+    """InvalidRequest for a key that is not known, with a similar one if there is one."""
     for name in sorted(names):
         if name not in known:
             raise InvalidRequest(source, f"unknown key {name!r}{nearest(name, known)}")
-
-
-def _tables(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The content of the file; empty if none is named and the default file does not exist."""
-    named = environ.get("QUIRE_CONFIG_FILE")
-    path = Path(named or DEFAULT_FILE)
-    if not named and not path.is_file():
-        return {}
-    try:
-        tables = tomllib.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise InvalidRequest(str(path), f"cannot be read: {error}") from error
-    for name in ("client", "worker"):
-        if not isinstance(tables.get(name, {}), dict):
-            raise InvalidRequest(str(path), f"{name} is not a table")
-    return tables
 
 
 def _secret(name: str, path: Path) -> str:

@@ -20,9 +20,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from quire.wire.adapters import ADAPTER_SEPARATOR
-from quire.wire.refusals import reason_of
 from service.shared.settings.fields import QueueName
-from service.shared.settings.sources import ConfigurationError
+from service.shared.settings.sources import ConfigurationError, faults
 
 #: The most models of a table. A search for the queue of a request asks the queue of each.
 MAX_MODELS = 256
@@ -104,9 +103,7 @@ def read_models(path: Path | None) -> ModelTable | None:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigurationError(f"models_file: cannot read {path}: {error}") from error
     except ValidationError as error:
-        item = error.errors(include_url=False)[0]
-        where = ".".join(str(part) for part in item["loc"])
-        raise ConfigurationError(f"models_file: {path}: {where}: {reason_of(item)}") from error
+        raise ConfigurationError(f"models_file: {path}: {faults(error)[0]}") from error
     routes = {
         name: ModelRoute(
             name,

@@ -17,7 +17,7 @@ from typing import Any
 #: Linux: the signal a process gets when its parent dies.
 PR_SET_PDEATHSIG = 1
 #: What every process of chaos needs, but the model.
-IMPORTS = ("tests.chaos.clients", "tests.chaos.worker", "tokenizers", "pydantic_settings")
+IMPORTS = ("tests.chaos.clients", "tests.chaos.worker", "tokenizers", "pydantic")
 #: What a worker with the real model needs besides; takes seconds, and only such plays need it.
 MODEL_IMPORTS = ("engine.model.load.load_runner", "service.worker.model.text")
 

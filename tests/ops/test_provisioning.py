@@ -5,7 +5,7 @@ from pathlib import PurePosixPath
 import pytest
 
 from service.exporter.settings import EXPORTER_PORT, ExporterSettings
-from service.worker.settings.config import WORKER_PORT
+from service.worker.settings.serving import WORKER_PORT
 from tests.ops.checkout import (
     COMPOSE_FILE,
     DASHBOARD,

@@ -1,13 +1,11 @@
-"""How a setting is defined, and the settings that several processes have.
-
-A common setting is one object here, so that it has one default, one range and one sentence.
-"""
+"""Types of settings: what a value must be, and what it means if several processes have it."""
 
 import ipaddress
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
-from pydantic.config import JsonDict
+
+from quire.wire.arguments import MIN_KEPT_SECONDS
 
 #: The name of a queue. It has no braces, because a Redis key has it inside a hash tag.
 QUEUE_PATTERN = r"^[A-Za-z0-9._-]{1,64}$"
@@ -16,28 +14,33 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "json", "console"]
 
 
-def setting(section: str, description: str, *, default: Any, **constraints: Any) -> Any:
-    """One field of a process' settings, with its section in docs/reference/configuration.md."""
-    extra: JsonDict = {"section": section}
-    return Field(default, description=description, json_schema_extra=extra, **constraints)
+def at_least(least: float, reason: str) -> AfterValidator:
+    """The shortest duration, in seconds, with which a process works, and the reason."""
+
+    def check(seconds: float) -> float:
+        if not seconds >= least:
+            raise ValueError(f"must be at least {least:g} seconds: {reason}")
+        return seconds
+
+    return AfterValidator(check)
 
 
-def port(paths: str, *, default: int) -> Any:
-    """The setting `http_port` of a process that answers at these paths."""
-    text = f"Port of {paths}; 0 takes a free one and logs it."
-    return setting("Observability", text, default=default, ge=0, le=65_535)
+def at_most(most: float, reason: str) -> AfterValidator:
+    """The longest useful duration, in seconds, and the reason."""
+
+    def check(seconds: float) -> float:
+        if not seconds <= most:
+            raise ValueError(f"must be at most {most:g} seconds: {reason}")
+        return seconds
+
+    return AfterValidator(check)
 
 
-def split_list(value: Any) -> Any:
+def _split(value: Any) -> Any:
     """Splits a text at commas, for lists in flags and variables; returns other values unchanged."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(","))
     return value
-
-
-def split_or_none(value: Any) -> Any:
-    """The same for a list that may be empty: an empty text names nothing."""
-    return () if value == "" else split_list(value)
 
 
 def _differ(queues: tuple[str, ...]) -> tuple[str, ...]:
@@ -52,32 +55,34 @@ def _are_networks(texts: tuple[str, ...]) -> tuple[str, ...]:
     return texts
 
 
-#: The types of lists that a text with commas can give.
-Texts = Annotated[tuple[str, ...], BeforeValidator(split_list)]
-Networks = Annotated[tuple[str, ...], BeforeValidator(split_or_none), AfterValidator(_are_networks)]
+Count = Annotated[int, Field(ge=1)]
+#: For a list: a text with commas gives its members, an empty text one empty member.
+SPLIT = BeforeValidator(_split)
+#: For a list that may be empty: an empty text names nothing.
+SPLIT_OR_NONE = BeforeValidator(lambda value: () if value == "" else _split(value))
+
+Networks = Annotated[tuple[str, ...], SPLIT_OR_NONE, AfterValidator(_are_networks)]
 QueueName = Annotated[str, Field(pattern=QUEUE_PATTERN)]
 QueueNames = Annotated[
-    tuple[QueueName, ...],
-    Field(min_length=1, max_length=64),
-    BeforeValidator(split_list),
-    AfterValidator(_differ),
+    tuple[QueueName, ...], Field(min_length=1, max_length=64), SPLIT, AfterValidator(_differ)
+]
+Port = Annotated[int, Field(ge=0, le=65_535)]
+#: How long keys of Redis are kept.
+KeptSeconds = Annotated[
+    float, at_least(MIN_KEPT_SECONDS, "Redis counts whole milliseconds, so less would be 0")
 ]
 
-SHARDS = setting("Queue", "Shards of the queue, as its workers know it.", default=1, ge=1, le=1024)
-MAX_QUEUE_SECONDS = setting(
-    "Queue",
-    "Longest time a request may wait in the queue, as its workers know it.",
-    default=86_400.0,
-    gt=0.0,
-)
-RETENTION_SECONDS = setting(
-    "Queue",
-    "How long the output of a finished request can be read, as its workers know it.",
-    default=3600.0,
-    gt=0.0,
-)
-HTTP_HOST = setting("Observability", "Address of the HTTP server.", default="127.0.0.1")
-LOG_LEVEL = setting("Observability", "Least severe event that is logged.", default="info")
-LOG_FORMAT = setting(
-    "Observability", "`auto` is console on a terminal and JSON elsewhere.", default="auto"
-)
+# What the workers of a queue have set, as other processes have to know it.
+NumShards = Annotated[
+    int, Field(ge=1, le=1024, description="Shards of the queue, as its workers know it.")
+]
+QueueSeconds = Annotated[
+    KeptSeconds,
+    Field(description="Longest time a request may wait in the queue, as its workers know it."),
+]
+RetentionSeconds = Annotated[
+    KeptSeconds,
+    Field(
+        description="How long the output of a finished request can be read, as its workers know it."
+    ),
+]

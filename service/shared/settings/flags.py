@@ -1,17 +1,20 @@
-"""What a process says of its settings: its command line, and its tables of the settings page."""
+"""The command line of a process, with a flag for each of its settings."""
 
 import argparse
 from collections.abc import Mapping
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from quire.cli.usage import Parser
 
+#: The fields of each section.
+Sections = Mapping[str, Mapping[str, FieldInfo]]
+
 
 def make_parser(
-    fields: Mapping[str, FieldInfo], *, program: str, purpose: str, prefix: str
+    sections: Sections, *, program: str, purpose: str, prefix: str
 ) -> argparse.ArgumentParser:
     """A parser with one flag per field; flags that are not given are absent from the result."""
     parser = Parser(
@@ -21,46 +24,28 @@ def make_parser(
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
-    groups: dict[str, argparse._ArgumentGroup] = {}
-    for name, field in fields.items():
-        if SecretStr in get_args(field.annotation):
-            continue
-        section = _section(field)
-        if section not in groups:
-            groups[section] = parser.add_argument_group(section)
-        flag = "--" + name.replace("_", "-")
-        text = f"{field.description} [{_default_text(field)}]".replace("%", "%%")
-        if field.annotation is bool:
-            groups[section].add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
-        elif get_origin(field.annotation) is dict:
-            groups[section].add_argument(flag, action="append", metavar="NAME=VALUE", help=text)
-        else:
-            choices = _choices(field) or None
-            metavar = None if choices else _type_text(field).upper()
-            groups[section].add_argument(flag, choices=choices, metavar=metavar, help=text)
+    for section, fields in sections.items():
+        group = parser.add_argument_group(section)
+        for name, field in fields.items():
+            if SecretStr not in get_args(field.annotation):
+                _add_flag(group, "--" + name.replace("_", "-"), field)
     return parser
 
 
-def markdown_tables(fields: Mapping[str, FieldInfo]) -> list[str]:
-    """The lines of docs/reference/configuration.md for one process: a table for each section."""
-    tables: dict[str, list[str]] = {}
-    for name, field in fields.items():
-        row = [f"`{name}`", _type_text(field), _default_text(field), field.description]
-        line = f"| {' | '.join(str(cell) for cell in row)} |"
-        tables.setdefault(_section(field), []).append(line)
-    lines: list[str] = []
-    for section, rows in tables.items():
-        lines += ["", f"### {section}", ""]
-        lines += ["| name | type | default | meaning |", "|---|---|---|---|", *rows]
-    return lines
+def _add_flag(group: argparse._ArgumentGroup, flag: str, field: FieldInfo) -> None:
+    text = f"{field.description} [{default_text(field)}]".replace("%", "%%")
+    if field.annotation is bool:
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, help=text)
+    elif get_origin(field.annotation) is dict:
+        group.add_argument(flag, action="append", metavar="NAME=VALUE", help=text)
+    else:
+        choices = _choices(field) or None
+        metavar = None if choices else type_text(field).upper()
+        group.add_argument(flag, choices=choices, metavar=metavar, help=text)
 
 
-def _section(field: FieldInfo) -> str:
-    assert isinstance(field.json_schema_extra, dict)
-    return str(field.json_schema_extra["section"])
-
-
-def _default_text(field: FieldInfo) -> str:
+def default_text(field: FieldInfo) -> str:
+    """The default as help and documentation show it."""
     if field.default in (None, "", (), {}):
         return "unset"
     if isinstance(field.default, bool):
@@ -70,16 +55,8 @@ def _default_text(field: FieldInfo) -> str:
     return str(field.default)
 
 
-def _choices(field: FieldInfo) -> tuple[str, ...]:
-    """The words a Literal allows, or one that may be None; empty for every other type."""
-    for kind in (field.annotation, *get_args(field.annotation)):
-        options = get_args(kind)
-        if options and all(isinstance(option, str) for option in options):
-            return options
-    return ()
-
-
-def _type_text(field: FieldInfo) -> str:
+def type_text(field: FieldInfo) -> str:
+    """The type as help and documentation show it: a word, or the words that may be chosen."""
     if choices := _choices(field):
         return ", ".join(choices)
     if get_origin(field.annotation) is tuple:
@@ -88,5 +65,16 @@ def _type_text(field: FieldInfo) -> str:
         return "table"
     kinds = [kind for kind in get_args(field.annotation) if kind is not type(None)]
     kind: Any = kinds[0] if kinds else field.annotation
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
     names = {SecretStr: "secret", bool: "flag", int: "integer", float: "number", str: "text"}
     return names.get(kind, "path")
+
+
+def _choices(field: FieldInfo) -> tuple[str, ...]:
+    """The words a Literal allows, or one that may be None; empty for every other type."""
+    for kind in (field.annotation, *get_args(field.annotation)):
+        options = get_args(kind)
+        if options and all(isinstance(option, str) for option in options):
+            return options
+    return ()

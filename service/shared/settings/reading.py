@@ -1,88 +1,71 @@
 """Reads settings: flags win over variables, these over `quire.toml`, and that over defaults.
 
 Defines only the settings that all processes have; each has a module with its own ones, such as
-`service.worker.settings.config` and `service.gateway.settings`. This module does not import torch,
-so that `--help` prints at once.
+`service.worker.settings.config` and `service.gateway.settings`. A setting is a field; the text
+below it is its sentence in `--help` and in docs/reference/configuration.md. This module does not
+import torch, so that `--help` prints at once.
 """
 
 import argparse
 import os
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import SecretStr, ValidationError, ValidationInfo, field_validator
-from pydantic_settings import (
-    BaseSettings,
-    InitSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic.fields import FieldInfo
+from pydantic_core.core_schema import ValidationInfo
 
-from quire.cli.sources import DEFAULT_FILE, ENV_PREFIX, SHARED_KEYS, with_password
-from quire.wire.arguments import MAX_SECONDS, MIN_KEPT_SECONDS
-from quire.wire.refusals import reason_of
-from service.shared.settings.fields import setting
-from service.shared.settings.flags import make_parser
-from service.shared.settings.sources import (
-    ConfigurationError,
-    read_environment,
-    read_file,
+from quire.cli.sources import (
+    DEFAULT_FILE,
+    SHARED_KEYS,
+    misspelt_variables,
+    read_tables,
+    refuse_unknown_keys,
     unknown_variables,
+    values_of_variables,
+    with_password,
 )
-
-#: The reason for MIN_KEPT_SECONDS.
-NOTHING_KEPT = "Redis counts whole milliseconds, so less would be 0"
-
-#: The settings that a process beside the workers, if it has them, reads from their variables, too.
-COMMON_SETTINGS = (
-    *("config_file", "redis_url", "redis_password", "queue", "shards", "durable"),
-    *("max_queue_seconds", "retention_seconds", "log_level", "log_format"),
-)
+from quire.errors import InvalidRequest
+from quire.wire.arguments import MAX_SECONDS
+from service.shared.settings.fields import LogFormat, LogLevel, Port
+from service.shared.settings.flags import make_parser
+from service.shared.settings.sources import ConfigurationError, faults
 
 
-class ProcessSettings(BaseSettings):
-    """The settings that all processes of the service have. Frozen; unknown names are refused.
+class Section(BaseModel):
+    """Settings that `--help` and docs/reference/configuration.md show under one title."""
 
-    A subclass defines `program` and `purpose`, which its `--help` prints, and `file_table`, its
-    table of the file.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=()
+    )
+    section: ClassVar[str]
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        for field in cls.model_fields.values():
+            field.description = " ".join((field.description or "").split())
+
+
+class _File(Section):
+    section: ClassVar[str] = "Files"
+
+    config_file: Path | None = None
+    """TOML file to read; unset: `quire.toml` if it exists here."""
+
+
+class _Redis(Section):
+    section: ClassVar[str] = "Queue"
+
+    redis_url: Annotated[str, Field(repr=False)] = "redis://127.0.0.1:6379/0"
+    """URL of Redis: `redis://`, `rediss://` (TLS, with options such as `?ssl_ca_certs=<file>`),
+    `unix://`, or through sentinels `redis+sentinel://host:port,.../service/0`
+    (`rediss+sentinel://` if Redis uses TLS, with the same options). A cluster by some of its nodes:
+    `redis+cluster://host:port,.../` or `rediss+cluster://`.
     """
-
-    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENV_PREFIX)
-    program: ClassVar[str]
-    purpose: ClassVar[str]
-    file_table: ClassVar[str]
-    #: The worker's names of settings that have another name here.
-    renamed: ClassVar[Mapping[str, str]] = {}
-    #: Duration -> the smallest value with which it works, and the reason.
-    least_seconds: ClassVar[Mapping[str, tuple[float, str]]] = {
-        "max_queue_seconds": (MIN_KEPT_SECONDS, NOTHING_KEPT),
-        "retention_seconds": (MIN_KEPT_SECONDS, NOTHING_KEPT),
-    }
-    #: Duration -> the largest useful value, and the reason; all others have only MAX_SECONDS.
-    most_seconds: ClassVar[Mapping[str, tuple[float, str]]] = {}
-
-    #: Sets of settings by name, for a process with a setting `preset`.
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-
-    config_file: Path | None = setting(
-        "Files", f"TOML file to read; unset: `{DEFAULT_FILE}` if it exists here.", default=None
-    )
-
-    redis_url: str = setting(
-        "Queue",
-        "URL of Redis: `redis://`, `rediss://` (TLS, with options such as `?ssl_ca_certs=<file>`), "
-        "`unix://`, or through sentinels `redis+sentinel://host:port,.../service/0` "
-        "(`rediss+sentinel://` if Redis uses TLS, with the same options). A cluster by some of its "
-        "nodes: `redis+cluster://host:port,.../` or `rediss+cluster://`.",
-        default="redis://127.0.0.1:6379/0",
-        repr=False,
-    )
-    redis_password: SecretStr | None = setting(
-        "Queue",
-        "Password, if it is not part of the URL. It has no flag, because `ps` shows flags.",
-        default=None,
-    )
+    redis_password: SecretStr | None = None
+    """Password, if it is not part of the URL. It has no flag, because `ps` shows flags."""
 
     @field_validator("redis_url")
     @classmethod
@@ -104,19 +87,38 @@ class ProcessSettings(BaseSettings):
             raise ValueError("its host, port, path or an option is invalid") from None
         return value
 
-    @field_validator("*")
-    @classmethod
-    def _is_utf8(cls, value: Any) -> Any:
-        # Python reads a variable that is not UTF-8 as a text that cannot be encoded again, which
-        # would fail later, for instance in the worker registry.
-        if isinstance(value, str):
-            try:
-                value.encode()
-            except UnicodeEncodeError:
-                raise ValueError("must be a text in UTF-8") from None
-        return value
+    @property
+    def connection_url(self) -> str:
+        """The Redis URL with `redis_password`, unless the URL has a password."""
+        secret = self.redis_password
+        # The `quire` command uses the same function, so both use the same server in one
+        # environment.
+        return with_password(self.redis_url, secret.get_secret_value() if secret else None)
 
-    @field_validator("http_host", check_fields=False)
+
+class ProcessSettings(_Redis, _File):
+    """The settings that all processes of the service have. Frozen; unknown names are refused."""
+
+    section: ClassVar[str] = "Observability"
+    #: How the process is run, and what its `--help` says of it.
+    program: ClassVar[str]
+    purpose: ClassVar[str]
+    #: Its table of the file, and what its variables begin with.
+    table: ClassVar[str]
+    prefix: ClassVar[str]
+    #: The worker's names of settings that have another name here.
+    renamed: ClassVar[Mapping[str, str]] = {}
+
+    http_host: str = "127.0.0.1"
+    """Address of the HTTP server."""
+    http_port: Port = 0
+    """Port of the HTTP server; 0 takes a free one and logs it."""
+    log_level: LogLevel = "info"
+    """Least severe event that is logged."""
+    log_format: LogFormat = "auto"
+    """`auto` is console on a terminal and JSON elsewhere."""
+
+    @field_validator("http_host")
     @classmethod
     def _is_an_address(cls, value: str) -> str:
         # A socket would treat an empty one as all addresses of the machine.
@@ -126,34 +128,36 @@ class ProcessSettings(BaseSettings):
 
     @field_validator("*")
     @classmethod
-    def _is_within_limits(cls, value: Any, info: ValidationInfo) -> Any:
-        name = str(info.field_name)
-        if value is None:
-            return value
-        if name.endswith("_seconds") and value > MAX_SECONDS:
+    def _is_possible(cls, value: Any, info: ValidationInfo) -> Any:
+        # Python reads a variable that is not UTF-8 as a text that cannot be encoded again, which
+        # would fail later, for instance in the worker registry.
+        if isinstance(value, str):
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                raise ValueError("must be a text in UTF-8") from None
+        is_duration = str(info.field_name).endswith("_seconds") and value is not None
+        if is_duration and not value <= MAX_SECONDS:
             raise ValueError(f"must be at most {MAX_SECONDS} seconds")
-        most, reason = cls.most_seconds.get(name, (None, ""))
-        if most is not None and value > most:
-            raise ValueError(f"must be at most {most:g} seconds: {reason}")
-        least, reason = cls.least_seconds.get(name, (None, ""))
-        if least is not None and value < least:
-            raise ValueError(f"must be at least {least:g} seconds: {reason}")
         return value
 
-    @property
-    def connection_url(self) -> str:
-        """The Redis URL with `redis_password`, unless the URL has a password."""
-        secret = self.redis_password
-        # The `quire` command uses the same function, so both use the same server in one
-        # environment.
-        return with_password(self.redis_url, secret.get_secret_value() if secret else None)
+    @classmethod
+    def sections(cls) -> dict[str, dict[str, FieldInfo]]:
+        """The fields by section: that of the class which first defines a field."""
+        kinds = [kind for kind in reversed(cls.__mro__) if issubclass(kind, Section)]
+        found: dict[str, dict[str, FieldInfo]] = {}
+        for name, field in cls.model_fields.items():
+            owner = next(kind for kind in kinds if name in kind.model_fields)
+            found.setdefault(owner.section, {})[name] = field
+        # Every process ends with this one, though it is defined first.
+        return found | {ProcessSettings.section: found.pop(ProcessSettings.section)}
 
     @classmethod
     def parser(cls) -> argparse.ArgumentParser:
         """The command line of this process."""
-        prefix = str(cls.model_config["env_prefix"])
-        fields = cls.model_fields
-        return make_parser(fields, program=cls.program, purpose=cls.purpose, prefix=prefix)
+        return make_parser(
+            cls.sections(), program=cls.program, purpose=cls.purpose, prefix=cls.prefix
+        )
 
     @classmethod
     def load(cls, argv: Sequence[str] | None = None) -> Self:
@@ -165,52 +169,37 @@ class ProcessSettings(BaseSettings):
         """
         flags = vars(cls.parser().parse_args(argv))
         try:
-            return cls(**flags)
+            return cls(**ChainMap(*cls.values_by_source(flags).values()))
+        except InvalidRequest as error:
+            raise ConfigurationError(str(error)) from error
         except ValidationError as error:
-            raise ConfigurationError(_describe(error)) from error
+            raise ConfigurationError("; ".join(faults(error))) from error
 
     @classmethod
-    def read_variables(cls, environ: Mapping[str, str]) -> dict[str, str]:
-        """Setting -> value from our variables."""
-        return read_environment(environ, cls.model_fields)
+    def values_by_source(cls, flags: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """What each source says, the one that wins first: flag, variable, file.
+
+        InvalidRequest where a source cannot be read, or where the file has an unknown name.
+        """
+        variables = cls.read_variables(os.environ)
+        named = flags.get("config_file") or variables.get("config_file")
+        tables = read_tables(named)
+        own = tables.get(cls.table, {})
+        refuse_unknown_keys(
+            own, cls.model_fields, source=f"[{cls.table}] of {named or DEFAULT_FILE}"
+        )
+        shared = {cls.renamed.get(key, key): tables[key] for key in SHARED_KEYS & tables.keys()}
+        return {"flag": dict(flags), "variable": variables, "file": shared | own}
+
+    @classmethod
+    def read_variables(cls, environ: Mapping[str, str]) -> dict[str, Any]:
+        """Setting -> value from our variables. InvalidRequest."""
+        return dict(values_of_variables(environ, cls.model_fields, prefix=cls.prefix))
 
     @classmethod
     def unknown_variables(cls, environ: Mapping[str, str]) -> list[str]:
         """A clause for each variable that has our prefix and is not one of ours."""
-        return unknown_variables(environ, cls.model_fields, prefix=cls.model_config["env_prefix"])
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Use the flags, which are passed as arguments, and our own strict readers."""
-        # Pydantic's readers ignore unknown names.
-        del env_settings, dotenv_settings, file_secret_settings
-        return tuple(
-            InitSettingsSource(settings_cls, init_kwargs=values)
-            for values in cls.values_by_source(init_settings()).values()
-        )
-
-    @classmethod
-    def values_by_source(cls, flags: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-        """What each source says, the one that wins first: flag, variable, file, preset.
-
-        ConfigurationError where a source cannot be read or has an unknown name.
-        """
-        variables = dict(cls.read_variables(os.environ))
-        named = flags.get("config_file") or variables.get("config_file")
-        shared = {key: cls.renamed.get(key, key) for key in SHARED_KEYS}
-        file = read_file(named, cls.model_fields, table=cls.file_table, shared=shared)
-        sources = {"flag": dict(flags), "variable": variables, "file": file}
-        chosen = [values["preset"] for values in sources.values() if "preset" in values]
-        # A name that is no preset is refused by the field.
-        preset = cls.presets.get(str(chosen[0]), {}) if chosen else {}
-        return sources | {"preset": dict(preset)}
+        return [*unknown_variables(environ, cls.model_fields, prefix=cls.prefix)]
 
 
 class CompanionSettings(ProcessSettings):
@@ -220,26 +209,26 @@ class CompanionSettings(ProcessSettings):
     one environment; its own variables win.
     """
 
+    #: Settings that such a process, if it has them, reads from the worker's variables, too.
+    worker_names: ClassVar[Sequence[str]] = (
+        *("config_file", "redis_url", "redis_password", "queue", "shards", "durable"),
+        *("max_queue_seconds", "retention_seconds", "log_level", "log_format"),
+    )
+
     @classmethod
     def shared_with_worker(cls) -> dict[str, str]:
         """The worker's name -> ours, for each setting that is also read from its variables."""
-        names = {name: cls.renamed.get(name, name) for name in COMMON_SETTINGS}
+        names = {name: cls.renamed.get(name, name) for name in cls.worker_names}
         return {name: own for name, own in names.items() if own in cls.model_fields}
 
     @classmethod
-    def read_variables(cls, environ: Mapping[str, str]) -> dict[str, str]:
+    def read_variables(cls, environ: Mapping[str, str]) -> dict[str, Any]:
         """Setting -> value from our own variables, and from the worker's for the others."""
-        names = cls.shared_with_worker()
-        shared = {names[name]: text for name, text in read_environment(environ, names).items()}
-        prefix = str(cls.model_config["env_prefix"])
-        return shared | read_environment(environ, cls.model_fields, prefix=prefix)
+        names, own = cls.shared_with_worker(), super().read_variables(environ)
+        return {names[name]: v for name, v in values_of_variables(environ, names).items()} | own
 
-
-def _describe(error: ValidationError) -> str:
-    """One clause per wrong setting, without its value, which may be a secret."""
-    clauses = []
-    for item in error.errors(include_input=False, include_url=False):
-        name = ".".join(str(part) for part in item["loc"])
-        reason = reason_of(item)
-        clauses.append(f"{name}: {reason}" if name else reason)
-    return "; ".join(clauses)
+    @classmethod
+    def unknown_variables(cls, environ: Mapping[str, str]) -> list[str]:
+        """A clause for each unknown variable of ours, and for a misspelt one that is shared."""
+        shared = misspelt_variables(environ, cls.shared_with_worker())
+        return [*super().unknown_variables(environ), *shared]

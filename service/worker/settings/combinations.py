@@ -5,9 +5,9 @@ and has no effect causes a warning. Defaults never cause one: nobody has chosen 
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
 
 from engine.config import NUM_SEQS
+from service.worker.settings.serving import WorkerSettings
 
 #: The keys of a request are kept for at least this many leases. Their expiry is renewed when half
 #: of it has passed. So at least half is left when a worker dies: one lease until the claim expires,
@@ -24,49 +24,7 @@ NATIVE_ONLY = (
 )
 
 
-class Combined(Protocol):
-    """The settings that the rules read; config.py defines them."""
-
-    shards: int
-    served_shards: tuple[int, ...]
-    served_models: tuple[str, ...]
-    lease_seconds: float
-    max_queue_seconds: float
-    retention_seconds: float
-    num_blocks: int | None
-    kv_cache_memory_bytes: int | None
-    num_host_blocks: int | None
-    max_num_seqs: int | None
-    max_num_batched_tokens: int | None
-    long_prefill_token_threshold: int
-    max_prefill_tokens: int
-    num_speculative_tokens: int
-    class_shares: tuple[float, ...]
-    max_speculative_step_tokens: int
-    async_scheduling: bool
-
-    vllm: dict[str, Any]
-
-    @property
-    def models_file(self) -> object: ...
-
-    @property
-    def engine(self) -> str: ...
-
-    @property
-    def device(self) -> str: ...
-
-    @property
-    def policy(self) -> str: ...
-
-    @property
-    def preemption_mode(self) -> str: ...
-
-    @property
-    def model_fields_set(self) -> set[str]: ...
-
-
-Rule = tuple[Callable[[Combined], bool], str]
+Rule = tuple[Callable[[WorkerSettings], bool], str]
 
 #: The combinations that are refused: a test and the message.
 _REFUSED: tuple[Rule, ...] = (
@@ -119,7 +77,7 @@ _REFUSED: tuple[Rule, ...] = (
 ONE_MODEL_ONLY = ("adapters", "burst", "model", "served_model_name", "served_shards", "shards")
 
 #: Settings without effect: the setting, a test, and the reason.
-_UNUSED: tuple[tuple[str, Callable[[Combined], bool], str], ...] = (
+_UNUSED: tuple[tuple[str, Callable[[WorkerSettings], bool], str], ...] = (
     (
         "max_speculative_step_tokens",
         lambda s: s.num_speculative_tokens == 0,
@@ -148,7 +106,7 @@ _UNUSED: tuple[tuple[str, Callable[[Combined], bool], str], ...] = (
 )
 
 
-def refusal(settings: Combined) -> str | None:
+def refusal(settings: WorkerSettings) -> str | None:
     """Why these settings cannot be combined; None if they can."""
     if any(shard >= settings.shards for shard in settings.served_shards):
         return f"served_shards: must be from 0 to {settings.shards - 1}"
@@ -167,7 +125,7 @@ def refusal(settings: Combined) -> str | None:
     return next((reason for is_wrong, reason in _REFUSED if is_wrong(settings)), None)
 
 
-def without_effect(settings: Combined) -> Iterator[str]:
+def without_effect(settings: WorkerSettings) -> Iterator[str]:
     """A clause for each setting that was set explicitly and has no or less effect."""
     for name, is_unused, reason in _UNUSED:
         if name in settings.model_fields_set and is_unused(settings):
@@ -180,12 +138,12 @@ def without_effect(settings: Combined) -> Iterator[str]:
         )
 
 
-def _least_seqs(settings: Combined) -> int:
+def _least_seqs(settings: WorkerSettings) -> int:
     """Requests that run at once, whatever the device is."""
     return settings.max_num_seqs or min(NUM_SEQS.values())
 
 
-def _largest_drafted_step(settings: Combined) -> int:
+def _largest_drafted_step(settings: WorkerSettings) -> int:
     budget = settings.max_num_batched_tokens
     drafted = settings.max_speculative_step_tokens
     return drafted if budget is None else min(drafted, budget)

@@ -6,10 +6,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from quire.wire.refusals import nearest, reason_of
+from quire.wire.refusals import nearest
 from service.shared.model_table import ModelRoute, read_models
-from service.shared.settings.sources import ConfigurationError
+from service.shared.settings.sources import ConfigurationError, faults
 from service.worker.settings.config import Settings
+from service.worker.settings.presets import PRESETS
 
 #: An intake that waits in a read ends only after it, and with it a switch.
 MAX_BLOCK_SECONDS = 0.1
@@ -53,13 +54,11 @@ def _settings_for(route: ModelRoute, given: dict[str, Any]) -> Settings:
     }
     if clash := sorted(set(route.settings) & {*own, *_OF_THE_WORKER}):
         raise ConfigurationError(f"{where}: {clash[0]} is a key of the entry, or of the worker")
+    preset = PRESETS.get(str(route.settings.get("preset")), {})
     try:
-        # Explicitly none: a variable or the file may name the table again.
-        made = Settings(**{**known, **route.settings, **own, "models_file": None})
+        made = Settings(**{**preset, **known, **route.settings, **own})
     except ValidationError as error:
-        item = error.errors(include_input=False, include_url=False)[0]
-        name = ".".join(str(part) for part in item["loc"])
-        raise ConfigurationError(f"{where}: {name}: {reason_of(item)}") from error
+        raise ConfigurationError(f"{where}: {faults(error)[0]}") from error
     block = min(made.block_seconds, MAX_BLOCK_SECONDS)
     return made.model_copy(update={"block_seconds": block})
 

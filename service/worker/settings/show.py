@@ -52,7 +52,7 @@ def shown(argv: Sequence[str]) -> list[tuple[str, object, str]]:
     settings = Settings.load(argv)
     sources = Settings.values_by_source(vars(Settings.parser().parse_args(argv)))
     rows = []
-    for name in Settings.model_fields:
+    for name in (name for fields in Settings.sections().values() for name in fields):
         value = getattr(settings, name)
         origin = next((source for source, values in sources.items() if name in values), "default")
         if origin == "preset":

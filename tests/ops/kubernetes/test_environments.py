@@ -14,7 +14,8 @@ from service.gateway.server import CLOSE_SECONDS
 from service.gateway.settings import GATEWAY_PORT, GatewaySettings
 from service.notifier.settings import NOTIFIER_PORT, NotifierSettings
 from service.worker.process.worker import RELEASE_SECONDS
-from service.worker.settings.config import WORKER_PORT, Settings
+from service.worker.settings.config import Settings
+from service.worker.settings.serving import WORKER_PORT
 from tests.ops.kubernetes.cluster import (
     KUBERNETES,
     OURS,

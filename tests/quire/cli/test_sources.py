@@ -1,7 +1,6 @@
 """The command finds its queue where the worker does."""
 
 import argparse
-import os
 
 import pytest
 
@@ -14,11 +13,13 @@ from quire.cli.sources import (
     MAX_SECRET_BYTES,
     known_settings,
     misspelt_variables,
+    values_of_variables,
     with_password,
 )
 from service.exporter.settings import ExporterSettings
 from service.gateway.settings import GatewaySettings
-from service.shared.settings.sources import ConfigurationError, read_environment
+from service.shared.settings.reading import CompanionSettings
+from service.shared.settings.sources import ConfigurationError
 from service.worker.settings.config import Settings
 
 
@@ -66,7 +67,7 @@ def test_every_setting_may_be_in_a_file_that_a_variable_names_as_for_a_worker(tm
     """A url with a password in it is a secret, too: passed over, the command asked localhost."""
     (tmp_path / "value").write_text("7\n")
     variables = {f"QUIRE_{key.upper()}_FILE": str(tmp_path / "value")}
-    assert known_settings(variables) == read_environment(variables, KEYS) == {key: "7"}
+    assert known_settings(variables) == values_of_variables(variables, KEYS) == {key: "7"}
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -79,7 +80,7 @@ def test_a_setting_and_its_file_are_refused_together_in_the_words_of_a_worker(
     monkeypatch.setenv(variable, "8")
     monkeypatch.setenv(f"{variable}_FILE", str(tmp_path / "value"))
     with pytest.raises(ConfigurationError) as caught:
-        read_environment(os.environ, KEYS)
+        Settings.load([])
     assert main(["status"]) == EXIT_USAGE
     assert capsys.readouterr() == ("", f"error: {caught.value}\n")
     assert str(caught.value) == f"{variable}: cannot be combined with {variable}_FILE"
@@ -133,13 +134,11 @@ def test_a_misspelt_variable_is_warned_of(monkeypatch, capsys):
 
 def test_no_variable_of_another_part_of_quire_is_taken_for_a_misspelt_one():
     kinds = (Settings, GatewaySettings, ExporterSettings)
-    names = {
-        kind.model_config["env_prefix"] + name.upper()
-        for kind in kinds
-        for name in kind.model_fields
-    }
+    names = {kind.prefix + name.upper() for kind in kinds for name in kind.model_fields}
     assert len(names) > 60
-    assert misspelt_variables(dict.fromkeys(names, "x")) == []
+    assert list(misspelt_variables(dict.fromkeys(names, "x"))) == []
+    shared = CompanionSettings.worker_names
+    assert list(misspelt_variables(dict.fromkeys(names, "x"), shared)) == []
 
 
 def test_a_secret_that_cannot_be_read_is_wrong_usage(tmp_path):

@@ -85,7 +85,7 @@ def test_every_setting_but_the_secret_has_a_flag():
     ("variable", "meant"),
     [
         ("QUIRE_EXPORTER_QUEUE", "QUIRE_EXPORTER_QUEUES"),
-        ("QUIRE_REDIS_PASWORD_FILE", "QUIRE_REDIS_PASSWORD"),
+        ("QUIRE_REDIS_PASWORD_FILE", "QUIRE_REDIS_PASSWORD_FILE"),
     ],
 )
 def test_a_misspelt_variable_of_its_own_or_of_the_worker_s_is_told(nothing_set, variable, meant):

@@ -303,7 +303,7 @@ def test_the_real_worker_with_a_real_model_survives_a_kill_with_the_very_same_ou
     assert interrupted.model == "served"
 
 
-@pytest.mark.parametrize("module", ["pydantic_settings", "structlog", "torch"])
+@pytest.mark.parametrize("module", ["structlog", "torch"])
 def test_a_worker_without_what_it_imports_says_what_is_missing(queue: Queue, module: str):
     program = (
         "import runpy, sys\n"

@@ -18,7 +18,7 @@ from tests.service.fake_model import fake_model
 #: Moments of a start: its settings, its parts, and the model, which another thread loads.
 MOMENTS = (
     "service.worker.settings.config",
-    "pydantic_settings",
+    "pydantic",
     "service.worker.process.worker",
     "prometheus_client",
     "service.worker.incoming.intake",

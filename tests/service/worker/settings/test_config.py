@@ -132,7 +132,7 @@ def test_the_shortest_lease_is_renewed_in_time_though_redis_takes_all_of_a_try(l
     ("variable", "hint"),
     [
         ("QUIRE_MAX_NUM_SEQ", "; did you mean QUIRE_MAX_NUM_SEQS?"),
-        ("QUIRE_REDIS_PASWORD_FILE", "; did you mean QUIRE_REDIS_PASSWORD?"),
+        ("QUIRE_REDIS_PASWORD_FILE", "; did you mean QUIRE_REDIS_PASSWORD_FILE?"),
         # The file has such a table; variables of its keys are shared with the worker.
         ("QUIRE_CLIENT_RETENTION_SECONDS", "; did you mean QUIRE_RETENTION_SECONDS?"),
         # What Kubernetes sets in every pod beside a service of that name.
