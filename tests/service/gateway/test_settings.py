@@ -46,6 +46,11 @@ def test_a_misspelt_variable_of_its_own_is_told():
     assert "did you mean QUIRE_GATEWAY_KEYS_FILE" in clause
 
 
+def test_a_misspelt_variable_that_it_shares_with_the_worker_is_told_and_no_other_of_the_worker():
+    (clause,) = GatewaySettings.unknown_variables({"QUIRE_QUEEUE": "x", "QUIRE_MAX_NUM_SEQ": "1"})
+    assert clause == "unknown variable QUIRE_QUEEUE; did you mean QUIRE_QUEUE?"
+
+
 @pytest.mark.parametrize("name", ["patience_seconds", "body_timeout_seconds"])
 def test_a_patience_that_no_caller_could_meet_is_refused(name):
     flag = f"--{name.replace('_', '-')}"
