@@ -30,7 +30,7 @@ class QueueLoader:
     """Submits requests that differ only in their ids, which are numbered from 0."""
 
     def __init__(self, broker: Broker, *, has_deadline: bool = False) -> None:
-        self._connection = broker._connection
+        self._connection = broker.connection
         placeholder = "f" * 32
         deadline = {"deadline": DEADLINE_SECONDS} if has_deadline else {}
         request, body = build_request(

@@ -14,7 +14,6 @@ from typing import Any
 
 import redis
 from redis.exceptions import (
-    AskError,
     NoScriptError,
     OutOfMemoryError,
     ReadOnlyError,
@@ -27,7 +26,6 @@ from quire.errors import ProtocolError, QuireError
 from quire.transport.connection import TRANSIENT, Retrying, translated
 from quire.transport.durability import DurabilityRules
 from quire.transport.procedure import Procedure, RoundTrip, command, run, send
-from quire.transport.shared_connection import Sent, SharedConnection
 
 Argument = str | bytes | int
 
@@ -44,9 +42,6 @@ _OF_THE_SERVER = re.compile(
 #: The format of Redis 6.2 for the error of a command in a script, which redis-py does not parse.
 _OF_A_COMMAND = re.compile(r": -(OOM|READONLY) ")
 _KINDS = {"OOM": OutOfMemoryError, "READONLY": ReadOnlyError}
-
-#: Error replies after which a call is repeated.
-_AGAIN = (*TRANSIENT, NoScriptError, AskError)
 
 #: The most calls in one pipeline, and the most bytes if there are several. Limits the memory of
 #: both sides, and how long the last call waits for its reply.
@@ -72,16 +67,6 @@ class Ask:
     transition: str
     calls: Sequence[ScriptCall]
     must_be_durable: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Begun:
-    """Calls of one transition that were sent, and whose replies were not read yet."""
-
-    name: str
-    made: Sequence[ScriptArguments]
-    shared: SharedConnection
-    sent: Sent
 
 
 class ScriptRunner:
@@ -141,76 +126,19 @@ class ScriptRunner:
         for part in pipelines_of(calls):
             made = [arguments_of(call, self._settings) for call in part]
             replies += self._retrying(partial(self._pipeline, name, made, durability))
-        return [script_error(r) if isinstance(r, RedisError) else r for r in replies]
+        return [_own(reply) for reply in replies]
 
-    def run_as_made(self, name: str, calls: Iterator[ScriptCall]) -> list[Any]:
-        """Like `run_many`, but sends each call at once, so that it runs while the next is made."""
-        made: list[ScriptArguments] = []
+    @staticmethod
+    def run_together(name: str, calls: Sequence[tuple[ScriptRunner, ScriptCall]]) -> list[Any]:
+        """Runs one call for each of several shards of one server, in one round trip.
 
-        def commands() -> Iterator[ScriptArguments]:
-            for call in calls:
-                made.append(arguments_of(call, self._settings))
-                yield made[-1]
-
-        sending = commands()
-        replies = self._send_as_made(self._load(name), sending)
-        # Make the calls that were not made yet when sending failed. `commands` adds them to `made`.
-        for _ in sending:
-            pass
-        return self._settled(name, made, replies)
-
-    def begin(self, name: str, calls: Iterator[ScriptCall], shared: SharedConnection) -> Begun:
-        """Sends each call as it is made; `finish` reads the replies."""
-        made: list[ScriptArguments] = []
-        sha = script_sha(self._load(name))
-
-        def commands() -> Iterator[tuple[Argument, ...]]:
-            for call in calls:
-                num_keys, values = arguments_of(call, self._settings)
-                made.append((num_keys, values))
-                yield ("EVALSHA", sha, num_keys, *values)
-
-        return Begun(name, made, shared, shared.send(commands()))
-
-    def finish(self, begun: Begun) -> list[Any]:
-        """The replies to these calls, as `run_as_made` returns them."""
-        replies = [*map(of_its_kind, begun.shared.read(begun.sent))]
-        return self._settled(begun.name, begun.made, replies)
-
-    def _settled(self, name: str, made: Sequence[ScriptArguments], replies: list[Any]) -> list[Any]:
-        if len(replies) < len(made) or any(isinstance(r, _AGAIN) for r in replies):
-            replies = self._retrying(partial(self._pipeline, name, made, None))
-        return [script_error(r) if isinstance(r, RedisError) else r for r in replies]
-
-    def _send_as_made(self, source: str, commands: Iterable[ScriptArguments]) -> list[Any]:
-        """The replies, including errors; fewer than commands if sending failed."""
-        pool, sha = self._connection.connection_pool, script_sha(source)
-        replies: list[Any] = []
-        # redis-py has no types for it.
-        connection: Any = None
-        is_whole = False
-        try:
-            num_sent = 0
-            for num_keys, values in commands:
-                connection = connection or pool.get_connection()
-                connection.send_command("EVALSHA", sha, num_keys, *values)
-                num_sent += 1
-            for _ in range(num_sent):
-                try:
-                    replies.append(connection.read_response())
-                except ResponseError as error:
-                    replies.append(of_its_kind(error))
-            is_whole = True
-        except RedisError:
-            # The caller sends again, and that decides whether the error lasts.
-            return []
-        finally:
-            if connection:
-                if not is_whole:
-                    # Another caller must not read the remaining replies.
-                    connection.disconnect()
-                pool.release(connection)
-        return replies
+        If a call fails alone, its QuireError is in the list. Repeats nothing: BrokerUnavailable if
+        not all were answered, for instance because a shard is at another node meanwhile.
+        """
+        first = calls[0][0]
+        made = [arguments_of(call, runner._settings) for runner, call in calls]
+        once = partial(first._pipeline, name, made, None)
+        return [_own(reply) for reply in first._retrying(once, repeatable=False)]
 
     def _pipeline(
         self, name: str, made: Sequence[ScriptArguments], durability: DurabilityRules | None
@@ -300,6 +228,11 @@ def script_error(error: RedisError) -> QuireError:
     ours = ProtocolError(f"a transition failed, and would fail again: {error}")
     ours.__cause__ = error
     return ours
+
+
+def _own(reply: Any) -> Any:
+    """The reply; of an error the QuireError."""
+    return script_error(reply) if isinstance(reply, RedisError) else reply
 
 
 def raise_if_error(reply: Any) -> Any:

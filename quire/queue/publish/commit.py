@@ -8,7 +8,7 @@ COMMIT does everything else. What is remembered decides nothing; it only says wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -16,13 +16,12 @@ from typing import Any, NamedTuple
 
 import redis
 
-from quire.errors import ProtocolError
+from quire.errors import ProtocolError, QuireError
 from quire.keys import Keys
 from quire.queue.request.arguments import in_parts
 from quire.queue.request.claims import Claim
 from quire.queue.shard import Shard
-from quire.transport.script_runner import Argument, Begun, ScriptCall, raise_if_error
-from quire.transport.shared_connection import SharedConnection
+from quire.transport.script_runner import Argument, ScriptCall, ScriptRunner, raise_if_error
 from quire.wire.codec import pack_ids
 from quire.wire.history import BASES, PRIMES, hashes_of, parts_of
 from quire.wire.logprobs import TokenLogprob, ToldPrompt, pack_tokens
@@ -30,9 +29,6 @@ from quire.wire.output import Activity, Completion
 
 #: The most claims remembered; then all are forgotten. No worker runs as many.
 MAX_CLAIMS = 8192
-
-#: The least number of items that are worth two calls instead of one.
-MIN_ITEMS_PARTED = 16
 
 #: What stands for the terminal state or activity of an item with neither, and for an unknown hash.
 NONE = "-"
@@ -113,24 +109,7 @@ class Committing(Shard):
         super().__init__(connection, keys, **options)
         self._commit_calls = CommitCalls(keys)
 
-    def sharing(self) -> SharedConnection:
-        """A connection to the node of this shard, for `begin` of all shards of the node."""
-        return SharedConnection(self.connection)
-
-    def begin(self, items: Sequence[CommitItem], shared: SharedConnection) -> BegunCommit:
-        """Sends what EXTEND may add of these items; `commit` of the same items reads the replies.
-
-        So the commits of several shards reach their node together. Begin and commit the shards in
-        the same order.
-        """
-        extensions: list[Extension] = []
-        first = next(iter(in_parts(items)), [])
-        begun = self._scripts.begin("extend", self._calls_of(first, extensions), shared)
-        return BegunCommit(extensions, begun)
-
-    def commit(
-        self, items: Sequence[CommitItem], *, begun: BegunCommit | None = None
-    ) -> list[CommitReply]:
+    def commit(self, items: Sequence[CommitItem]) -> list[CommitReply]:
         """Publishes tokens and ends, one answer per item in the same order.
 
         Each item is decided alone; at most one item per request. Leases are not renewed, see
@@ -141,35 +120,47 @@ class Committing(Shard):
         """
         replies: list[CommitReply] = []
         for part in in_parts(items):
-            answers = self._extend(part, begun)
-            begun = None
-            left = [number for number in range(len(part)) if number not in answers]
-            if left:
-                judged = self._judge([part[number] for number in left])
-                answers.update(zip(left, judged, strict=True))
-            replies += [answers[number] for number in range(len(part))]
+            extension = self._commit_calls.extension(part)
+            added = self._scripts.run("extend", extension.call) if extension.numbers else b""
+            replies += self._committed(part, extension, added)
         return replies
 
-    def _calls_of(
-        self, items: Sequence[CommitItem], extensions: list[Extension]
-    ) -> Iterator[ScriptCall]:
-        for extension in self._commit_calls.extensions(items):
-            extensions.append(extension)
-            yield extension.call
+    def commit_with(
+        self, items: Sequence[CommitItem], others: Sequence[tuple[Committing, Sequence[CommitItem]]]
+    ) -> list[list[CommitReply] | QuireError]:
+        """Commits to this shard and to others of its server: one EXTEND of each in one round trip.
 
-    def _extend(
-        self, items: Sequence[CommitItem], begun: BegunCommit | None
-    ) -> dict[int, CommitReply]:
-        """The answers for the items that EXTEND has added, by index in `items`."""
-        if begun is None:
-            extensions = list[Extension]()
-            replies = self._scripts.run_as_made("extend", self._calls_of(items, extensions))
-        else:
-            extensions, replies = begun.extensions, self._scripts.finish(begun.calls)
-        answers: dict[int, CommitReply] = {}
-        for extension, reply in zip(extensions, replies, strict=True):
-            answers |= self._commit_calls.extended(extension, raise_if_error(reply))
-        return answers
+        The answers of each shard, or the error of a shard that fails alone. Repeats nothing; after
+        an error, `commit` the items of that shard. At most MAX_ITEMS_PER_CALL items of each shard.
+        BrokerUnavailable; then it is unknown what is committed: `commit` all.
+        """
+        shards = [(self, items), *others]
+        extensions = [shard._commit_calls.extension(part) for shard, part in shards]
+        calls = [
+            (shard._scripts, extension.call)
+            for (shard, _), extension in zip(shards, extensions, strict=True)
+            if extension.numbers
+        ]
+        added = iter(ScriptRunner.run_together("extend", calls) if calls else ())
+        found: list[list[CommitReply] | QuireError] = []
+        for (shard, part), extension in zip(shards, extensions, strict=True):
+            try:
+                reply = raise_if_error(next(added)) if extension.numbers else b""
+                found.append(shard._committed(part, extension, reply))
+            except QuireError as error:
+                found.append(error)
+        return found
+
+    def _committed(
+        self, items: Sequence[CommitItem], extension: Extension, added: bytes
+    ) -> list[CommitReply]:
+        """The answers, after the reply to EXTEND: COMMIT decides what that has not added."""
+        answers = self._commit_calls.extended(extension, added)
+        left = [number for number in range(len(items)) if number not in answers]
+        if left:
+            judged = self._judge([items[number] for number in left])
+            answers.update(zip(left, judged, strict=True))
+        return [answers[number] for number in range(len(items))]
 
     def _judge(self, items: Sequence[CommitItem]) -> list[CommitReply]:
         """COMMIT, for the items that EXTEND has not added or may not add."""
@@ -180,14 +171,6 @@ class Committing(Shard):
         else:
             reply = self._scripts.run("commit", call)
         return self._commit_calls.committed(items, raise_if_error(reply))
-
-
-@dataclass(frozen=True, slots=True)
-class BegunCommit:
-    """What `Committing.begin` has sent."""
-
-    extensions: list[Extension]
-    calls: Begun
 
 
 class _Course:
@@ -224,22 +207,11 @@ class CommitCalls:
         self._place_key = keys.log_positions
         self._courses: dict[str, _Course] = {}
 
-    def extensions(self, items: Sequence[CommitItem]) -> Iterator[Extension]:
-        """The calls of extend.lua for the items that it may add; two calls for many items.
-
-        The second one is made while the server runs the first.
-        """
-        half = len(items) if len(items) < MIN_ITEMS_PARTED else len(items) // 2
-        for numbers in (range(half), range(half, len(items))):
-            extension = self._extension(items, numbers)
-            if extension.numbers:
-                yield extension
-
-    def _extension(self, items: Sequence[CommitItem], numbers: range) -> Extension:
+    def extension(self, items: Sequence[CommitItem]) -> Extension:
+        """The call of extend.lua for the items that it may add; these are its `numbers`."""
         names, ids, rows = [self._place_key], list[Argument](), list[Argument]()
         chosen, courses, standings = list[int](), list[_Course](), list[_Standing]()
-        for number in numbers:
-            item = items[number]
+        for number, item in enumerate(items):
             course = self._course_of(item.claim)
             standing, start = course.standing, item.start
             if standing is None or standing[0] != start or item.completion or item.activity:

@@ -16,10 +16,11 @@ from typing import Protocol, TypeVar
 import structlog
 
 from engine.request import FinishReason
-from quire.errors import UNAVAILABLE, ProtocolError
+from quire.errors import UNAVAILABLE, ProtocolError, QuireError
 from quire.queue.broker import Broker
 from quire.queue.lease.lease import BackOff
-from quire.queue.publish.commit import BegunCommit, CommitItem, CommitReply, CommitStatus
+from quire.queue.publish.commit import CommitItem, CommitReply, CommitStatus
+from quire.queue.request.arguments import MAX_ITEMS_PER_CALL
 from quire.wire.protocol import ErrorInfo, Execution
 from service.worker.observe.metrics import Metrics
 from service.worker.observe.vitals import Vitals
@@ -99,7 +100,7 @@ class Publisher:
                     self._in_lanes.update(delivery.key for delivery, _ in part)
                     self._lanes.hand(node, part)
                 else:
-                    self._publish(part, is_together=False)
+                    self._publish(part)
             # A node that does not answer must not delay what is due at the others.
             self._lanes.wait(LONGEST_REST_SECONDS)
             if self._gave_up.is_set():
@@ -132,13 +133,13 @@ class Publisher:
 
     def _publish_in_lane(self, taken: Sequence[Taken]) -> None:
         try:
-            self._publish(taken, is_together=True)
+            self._publish(taken)
         finally:
             self._in_lanes.difference_update(delivery.key for delivery, _ in taken)
             self._outbox.look_again()
 
-    def _publish(self, taken: Sequence[Taken], *, is_together: bool) -> None:
-        """Commit and release deliveries of one server; `is_together`: shards share round trips."""
+    def _publish(self, taken: Sequence[Taken]) -> None:
+        """Commit and release deliveries of one server; its shards share a round trip."""
         due: dict[int, list[Due]] = {}
         released: dict[int, list[Delivery]] = {}
         for delivery, item in taken:
@@ -146,7 +147,7 @@ class Publisher:
                 released.setdefault(delivery.shard, []).append(delivery)
             else:
                 due.setdefault(delivery.shard, []).append((delivery, item))
-        if is_together and len(due) > 1:
+        if len(due) > 1 and max(map(len, due.values())) <= MAX_ITEMS_PER_CALL:
             self._commit_together(due)
         else:
             for shard, part in due.items():
@@ -155,26 +156,26 @@ class Publisher:
             self._release(self._brokers[shard], deliveries)
 
     def _commit_together(self, due: Mapping[int, Sequence[Due]]) -> None:
-        """Commit to several shards of one node: all calls are sent before a reply is read."""
-        brokers = {shard: self._brokers[shard] for shard in due}
-        with next(iter(brokers.values())).sharing() as shared:
-            begun = {
-                shard: broker.begin([item for _, item in due[shard]], shared)
-                for shard, broker in brokers.items()
-            }
-            for shard, broker in brokers.items():
-                self._commit(broker, due[shard], begun=begun[shard])
+        parts = [(self._brokers[shard], [item for _, item in part]) for shard, part in due.items()]
+        (broker, items), *others = parts
+        began = self._clock()
+        found: Sequence[list[CommitReply] | QuireError]
+        try:
+            found = self._contact.call("commit", lambda: broker.commit_with(items, others))
+        except (*UNAVAILABLE, ProtocolError) as error:
+            found = [error] * len(parts)
+        for (shard, part), replies in zip(due.items(), found, strict=True):
+            if isinstance(replies, QuireError):
+                # Alone it is repeated for as long as it takes. Nothing is committed twice.
+                self._commit(self._brokers[shard], part)
+            else:
+                self._committed(part, replies, began=began)
 
-    def _commit(
-        self, broker: Broker, due: Sequence[Due], *, begun: BegunCommit | None = None
-    ) -> None:
+    def _commit(self, broker: Broker, due: Sequence[Due]) -> None:
         items = [item for _, item in due]
         began = self._clock()
-        commit = (
-            partial(broker.commit, items, begun=begun) if begun else partial(broker.commit, items)
-        )
         try:
-            replies = self._until_answered("commit", commit)
+            replies = self._until_answered("commit", partial(broker.commit, items))
         except ProtocolError as error:
             # One item can never be committed: commit each alone to find out which.
             if len(due) == 1:
@@ -183,10 +184,14 @@ class Publisher:
                 for one in due:
                     self._commit(broker, [one])
             return
-        if replies is None:
-            return
+        if replies is not None:
+            self._committed(due, replies, began=began)
+
+    def _committed(
+        self, due: Sequence[Due], replies: Sequence[CommitReply], *, began: float
+    ) -> None:
         self._metrics.publish_seconds.observe(self._clock() - began)
-        self._metrics.publish_entries.observe(len(items))
+        self._metrics.publish_entries.observe(len(due))
         for (delivery, item), reply in zip(due, replies, strict=True):
             self._account(delivery, item, reply=reply)
 

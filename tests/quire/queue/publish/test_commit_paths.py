@@ -8,7 +8,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from quire.errors import ProtocolError
 from quire.queue.broker import Broker
 from quire.queue.lease.lease import BackOff
-from quire.queue.publish.commit import MIN_ITEMS_PARTED, CommitCalls, CommitStatus
+from quire.queue.publish.commit import CommitCalls, CommitStatus
 from quire.wire.logprobs import PromptToken, TopLogprob
 from quire.wire.output import ErrorInfo
 from tests.quire.builders import (
@@ -125,8 +125,7 @@ def test_items_for_extend_and_for_commit_and_with_and_without_a_group_stand_in_o
 def test_a_large_commit_outlives_a_server_that_turns_its_first_connection_down(
     broker, connection, monkeypatch
 ):
-    """It goes out in two calls, and the second is not made yet when the first cannot be sent."""
-    names = [f"r{number}" for number in range(MIN_ITEMS_PARTED)]
+    names = [f"r{number}" for number in range(16)]
     claims = [submit_and_claim(broker, id=name).claim for name in names]
     broker.commit([make_item(claim, 0, 1) for claim in claims])
     pool = connection.connection_pool
@@ -283,7 +282,7 @@ def test_what_is_known_of_a_claim_is_forgotten_with_its_end(broker):
     begun = [make_item(claim, 0, 2), make_item(fenced, 0, 2)]
     calls.committed(begun, b"ok 2 0 7.9\nok 2 0 7.9")
     more = [make_item(claim, 2, 3), make_item(fenced, 2, 3)]
-    assert [extension.numbers for extension in calls.extensions(more)] == [[0, 1]]
+    assert calls.extension(more).numbers == [0, 1]
     ended = [make_item(claim, 2, 3, final=True), make_item(fenced, 2, 3)]
     calls.committed(ended, b"ok 3 0 8.9\nfenced 0 0 -")
     assert not calls._courses
