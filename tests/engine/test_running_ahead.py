@@ -213,14 +213,6 @@ def test_an_engine_that_is_idle_keeps_no_request():
     assert text() is None
 
 
-def test_a_request_for_a_single_token_is_in_a_single_step():
-    machine = make_machine()
-    machine.add(make_request("one", max_tokens=1), make_request("more", max_tokens=4))
-    machine.run()
-    computed = [r.request_id for batch in machine.batches for r in batch.requests]
-    assert (computed.count("one"), computed.count("more")) == (1, 4)
-
-
 def test_once_the_last_request_with_a_penalty_has_ended_the_engine_waits_no_more():
     machine = make_machine()
     machine.add(make_request("penalized", max_tokens=2, presence_penalty=1.0))

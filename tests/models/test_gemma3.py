@@ -5,14 +5,11 @@ is under Google's Gemma terms of use: it is fetched for local tests and is no pa
 """
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from engine.model.wide.gguf_header import read_header
 from models.fetch import MODELS
-from service.worker.model.text import ModelTokenizer
-from tests.engine.model.builders import generate, make_request, make_runner
-from tests.models.goldens import generated
+from tests.engine.model.builders import generate
+from tests.models.goldens import Subject
 from tests.models.smollm2_chats import LONG_TEXT
 
 GEMMA3 = MODELS["gemma3"]
@@ -47,39 +44,12 @@ NUM_TOKENS = 10
 SCARCE_BLOCKS = 4
 
 
-class Subject:
-    """The served model, its tokenizer, the prompts, and what transformers generates."""
-
-    def __init__(self) -> None:
-        assert FILE is not None
-        self.runner = make_runner(FILE, block_size=16, num_blocks=200, num_host_blocks=64)
-        self.tokenizer = ModelTokenizer.load(str(FILE))
-        self.prompts = [list(self.tokenizer.encode_prompt(text)) for text in TEXTS]
-        model = AutoModelForCausalLM.from_pretrained(
-            str(FILE.parent), gguf_file=FILE.name, dtype=torch.float32
-        )
-        self.expected = {
-            str(index): generated(model, prompt, NUM_TOKENS)
-            for index, prompt in enumerate(self.prompts)
-        }
-
-    def requests(self, *, published: int = 0):
-        return [
-            make_request(
-                str(index),
-                prompt,
-                output=self.expected[str(index)][:published],
-                max_tokens=NUM_TOKENS,
-                ignore_eos=False,
-            )
-            for index, prompt in enumerate(self.prompts)
-            if len(self.expected[str(index)]) > published
-        ]
-
-
 @pytest.fixture(scope="module")
 def subject():
-    return Subject()
+    def prompts_of(tokenizer):
+        return [list(tokenizer.encode_prompt(text)) for text in TEXTS]
+
+    return Subject(FILE, prompts_of, num_blocks=200, num_tokens=NUM_TOKENS)
 
 
 def test_the_file_has_k_quants_and_the_prompts_exceed_the_window(subject):

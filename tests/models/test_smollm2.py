@@ -9,16 +9,13 @@ from collections.abc import Mapping
 
 import jsonschema
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from models.fetch import MODELS
 from quire.wire.choices import seed_of
 from quire.wire.constraints import Constraint
 from service.worker.constraints.grammars import CompiledGrammars, load_grammars
-from service.worker.model.text import ModelTokenizer
 from tests.engine.model.builders import generate, make_request, make_runner
-from tests.models.goldens import generated
+from tests.models.goldens import Subject
 from tests.models.smollm2_chats import CHATS
 
 SMOLLM2 = MODELS["smollm2"]
@@ -40,39 +37,12 @@ SCARCE_BLOCKS = 40
 SCARCE_BLOCKS_OF_CHOICES = 18
 
 
-class Subject:
-    """The served model, its tokenizer, the chats as prompts, and what transformers generates."""
-
-    def __init__(self) -> None:
-        assert FILE is not None
-        self.runner = make_runner(FILE, block_size=16, num_blocks=400, num_host_blocks=64)
-        self.tokenizer = ModelTokenizer.load(str(FILE))
-        self.prompts = [self.tokenizer.encode_chat(chat, created_ms=0).token_ids for chat in CHATS]
-        model = AutoModelForCausalLM.from_pretrained(
-            str(FILE.parent), gguf_file=FILE.name, dtype=torch.float32
-        )
-        self.expected = {
-            str(index): generated(model, prompt, NUM_TOKENS)
-            for index, prompt in enumerate(self.prompts)
-        }
-
-    def requests(self, *, published: int = 0):
-        return [
-            make_request(
-                str(index),
-                prompt,
-                output=self.expected[str(index)][:published],
-                max_tokens=NUM_TOKENS,
-                ignore_eos=False,
-            )
-            for index, prompt in enumerate(self.prompts)
-            if len(self.expected[str(index)]) > published
-        ]
-
-
 @pytest.fixture(scope="module")
 def subject():
-    return Subject()
+    def prompts_of(tokenizer):
+        return [tokenizer.encode_chat(chat, created_ms=0).token_ids for chat in CHATS]
+
+    return Subject(FILE, prompts_of, num_blocks=400, num_tokens=NUM_TOKENS)
 
 
 def test_thirty_different_chats_have_different_answers(subject):

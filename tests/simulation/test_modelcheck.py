@@ -41,15 +41,10 @@ def test_small_scenarios_meet_every_answer_of_every_script():
 
 
 @pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control.name)
-def test_what_is_broken_on_purpose_is_caught_by_its_law(control):
+def test_what_is_broken_on_purpose_is_caught_by_its_law_and_the_way_can_be_walked_again(control):
     violation = explored(control.scenario, control.kind).violation
     assert violation is not None
     assert violation.broken[0].startswith(control.law)
-
-
-@pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control.name)
-def test_the_way_to_a_broken_law_can_be_walked_again(control):
-    violation = explored(control.scenario, control.kind).violation
     processes = Processes(control.scenario, scripts_of(control.scenario, control.kind))
     world = World.initial(control.scenario)
     for step in violation.trace:

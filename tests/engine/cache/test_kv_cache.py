@@ -17,6 +17,19 @@ def computed(cache: KVCache, request, num_tokens: int) -> None:
     cache.remember([(request, num_tokens)])
 
 
+#: Two whole blocks, which can be shared.
+PROMPT = list(range(1, 9))
+
+
+def shared(cache: KVCache, name: str = "a", *, salt: str = "", **others):
+    """Admit a request, and compute its prompt."""
+    request = make_request(name, **({"prompt": PROMPT} | others))
+    request.cache_salt = salt
+    cache.admit(request)
+    computed(cache, request, request.num_prompt_tokens)
+    return request
+
+
 @pytest.mark.parametrize(
     ("num_tokens", "num_blocks"), [(0, 0), (1, 1), (16, 1), (17, 2), (4096, 256)]
 )
@@ -93,60 +106,42 @@ def test_a_promise_is_out_of_reach_for_the_others():
 
 def test_a_computed_prefix_is_shared_and_the_last_token_is_always_left_to_compute():
     cache = make_cache()
-    prompt = list(range(1, 9))
-    first = make_request("a", prompt=prompt)
-    cache.admit(first)
-    computed(cache, first, 8)
-    assert cache.admit(make_request("b", prompt=prompt)) == 4
-    assert cache.admit(make_request("c", prompt=[*prompt, 9])) == 8
+    shared(cache)
+    assert cache.admit(make_request("b", prompt=PROMPT)) == 4
+    assert cache.admit(make_request("c", prompt=[*PROMPT, 9])) == 8
     assert cache.pool.reference_count(cache.block_ids("a")[0]) == 3
 
 
 def test_the_prefix_outlives_its_request_until_it_is_evicted():
     cache = make_cache(num_blocks=3)
-    prompt = list(range(1, 9))
-    first = make_request("a", prompt=prompt)
-    cache.admit(first)
-    computed(cache, first, 8)
+    shared(cache)
     cache.free("a")
-    again = make_request("b", prompt=[*prompt, 9])
-    assert cache.admit(again) == 8
+    assert cache.admit(make_request("b", prompt=[*PROMPT, 9])) == 8
     cache.free("b")
-    other = make_request("c", prompt=12)
-    cache.admit(other)
-    computed(cache, other, 12)
+    shared(cache, "c", prompt=12)
     cache.free("c")
-    assert cache.admit(make_request("d", prompt=[*prompt, 9])) == 0
+    assert cache.admit(make_request("d", prompt=[*PROMPT, 9])) == 0
 
 
 def test_a_block_that_was_planned_but_not_computed_is_never_shared():
     cache = make_cache()
-    prompt = list(range(1, 9))
-    first = make_request("a", prompt=prompt)
-    cache.admit(first)
+    cache.admit(make_request("a", prompt=PROMPT))
     cache.grow("a", 8)
-    assert cache.admit(make_request("b", prompt=[*prompt, 9])) == 0
+    assert cache.admit(make_request("b", prompt=[*PROMPT, 9])) == 0
 
 
 def test_different_adapters_never_share_and_the_same_one_does():
     cache = make_cache(num_blocks=64)
-    prompt = list(range(1, 9))
     names = (None, "a", "b")
     for name in names:
-        first = make_request(f"first-{name}", prompt=prompt, adapter=name)
-        assert cache.admit(first) == 0
-        computed(cache, first, 8)
+        assert shared(cache, f"first-{name}", adapter=name).num_cached_tokens == 0
     for name in names:
-        assert cache.admit(make_request(f"second-{name}", prompt=[*prompt, 9], adapter=name)) == 8
+        assert cache.admit(make_request(f"second-{name}", prompt=[*PROMPT, 9], adapter=name)) == 8
 
 
 def test_a_salt_and_an_adapter_share_nothing_with_others_nor_with_the_pair_that_reads_the_same():
     cache = make_cache(num_blocks=64)
-    prompt = list(range(1, 9))
-    first = make_request("a", prompt=prompt, adapter="b")
-    first.cache_salt = "tenant"
-    cache.admit(first)
-    computed(cache, first, 8)
+    shared(cache, adapter="b", salt="tenant")
     others = (
         ("tenant", None),
         ("tenantb", None),
@@ -155,7 +150,7 @@ def test_a_salt_and_an_adapter_share_nothing_with_others_nor_with_the_pair_that_
         ("b", "tenant"),
     )
     for salt, adapter in others:
-        stranger = make_request(f"{salt}-{adapter}", prompt=[*prompt, 9], adapter=adapter)
+        stranger = make_request(f"{salt}-{adapter}", prompt=[*PROMPT, 9], adapter=adapter)
         stranger.cache_salt = salt
         assert cache.admit(stranger) == 0
 
@@ -180,11 +175,8 @@ def test_a_salt_that_reads_like_the_hash_of_a_prefix_shares_nothing_with_what_fo
 
 def test_switched_off_nothing_is_shared():
     cache = make_cache(enable_prefix_caching=False)
-    prompt = list(range(1, 9))
-    first = make_request("a", prompt=prompt)
-    cache.admit(first)
-    computed(cache, first, 8)
-    assert cache.admit(make_request("b", prompt=[*prompt, 9])) == 0
+    shared(cache)
+    assert cache.admit(make_request("b", prompt=[*PROMPT, 9])) == 0
 
 
 def test_swap_moves_exactly_the_computed_blocks_and_back():
@@ -277,14 +269,11 @@ def test_free_is_idempotent_and_legal_wherever_the_request_is(place):
 
 def test_what_is_lacking_can_be_imagined_with_others_gone_even_when_they_share_blocks():
     cache = make_cache(num_blocks=4)
-    prompt = list(range(1, 9))
-    first = make_request("a", prompt=prompt)
-    cache.admit(first)
-    computed(cache, first, 8)
-    twin = make_request("b", prompt=[*prompt, 9])
+    shared(cache)
+    twin = make_request("b", prompt=[*PROMPT, 9])
     cache.admit(twin)
     computed(cache, twin, 9)
-    waiting = make_request("c", prompt=[*prompt, *range(20, 28)])
+    waiting = make_request("c", prompt=[*PROMPT, *range(20, 28)])
     # Of four blocks two are shared with the newcomer, one is the twin's, one is free.
     assert list(cache.lacking_blocks(waiting, without=["b"])) == [1, 0]
     # With all owners gone the shared ones are free, and taken again.

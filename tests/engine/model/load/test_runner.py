@@ -55,17 +55,6 @@ def test_only_rows_that_sample_have_a_token(runner_of):
     assert run_rows(runner, filling) == {}
 
 
-def test_running_the_same_rows_twice_gives_the_same_tokens(runner_of):
-    runner = runner_of("llama")
-    rows = [
-        make_row(make_prompt(9), request_id="a", block_ids=range(8)),
-        make_row(make_prompt(6), request_id="b", block_ids=range(8, 16), temperature=1.0, seed=3),
-    ]
-    first = run_rows(runner, *rows)
-    assert run_rows(runner, *rows) == first
-    assert {**run_rows(runner, rows[0]), **run_rows(runner, rows[1])} == first
-
-
 def test_a_block_may_be_swapped_out_and_reused_within_one_step(runner_of, oracle):
     """swap_out, swap_in, then the rows: any other order loses the first request."""
     runner = runner_of("llama")
@@ -172,12 +161,6 @@ def test_several_models_run_in_one_process_at_once(runner_of, model_folder):
     for thread in threads:
         thread.join()
     assert found == expected
-
-
-def test_backends_give_the_same_tokens(model_folder, runner_of):
-    prompt = make_prompt(30)
-    reference = make_runner(model_folder("mistral"), attention_backend="reference")
-    assert greedy_by_hand(reference, prompt, 12) == greedy_by_hand(runner_of("mistral"), prompt, 12)
 
 
 def test_the_fingerprint_names_what_computes_the_model_and_its_attention(model_folder):

@@ -8,6 +8,7 @@ import torch
 
 from engine.logprobs import Logprobs
 from engine.model.causal_model import BROKEN
+from engine.model.run.model_runner import ModelRunner
 from engine.model.sampling.likelihoods import Likelihoods
 from engine.model.sampling.sampler import Sampler
 from tests.engine.model.builders import (
@@ -99,11 +100,15 @@ SAMPLING = [
 ]
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3 wide", "abacus"])
-def subject(request, model_folder):
-    name, _, path = request.param.partition(" ")
+def runner_and_oracle(described: str, model_folder) -> tuple[ModelRunner, Oracle]:
+    name, _, path = described.partition(" ")
     folder = ABACUS if name == "abacus" else model_folder(name)
     return make_runner(folder, model_path=path or "auto"), Oracle(folder)
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3 wide", "abacus"])
+def subject(request, model_folder):
+    return runner_and_oracle(request.param, model_folder)
 
 
 def requests(published=None):
@@ -120,6 +125,15 @@ def requests(published=None):
     ]
 
 
+def errors_of(said: Logprobs, token_id: int, exact: torch.Tensor) -> list[float]:
+    """Of what is said of a token, against the exact log-probabilities of its place."""
+    numbers = [(token_id, said.logprob), *said.top]
+    errors = [abs(exact[id_].item() - number) for id_, number in numbers]
+    # None that is left out is better than one that is named.
+    best = exact.topk(max(1, len(said.top))).values.tolist()
+    return errors + [abs(b - n) for b, (_, n) in zip(best, said.top, strict=False)]
+
+
 def largest_error(oracle, tokens, said: dict[str, list[Logprobs]], *, temperature=1.0, shift=0):
     """Of all numbers said, against those of transformers."""
     errors = []
@@ -130,11 +144,7 @@ def largest_error(oracle, tokens, said: dict[str, list[Logprobs]], *, temperatur
         first = len(tokens[name]) - len(said[name])
         for index, one in enumerate(said[name], start=first):
             place = exact[request.num_prompt_tokens - 1 + index + shift]
-            numbers = [(tokens[name][index], one.logprob), *one.top]
-            errors += [abs(place[token_id].item() - number) for token_id, number in numbers]
-            # None that is left out is better than one that is named.
-            best = place.topk(max(1, len(one.top))).values.tolist()
-            errors += [abs(b - n) for b, (_, n) in zip(best, one.top, strict=False)]
+            errors += errors_of(one, tokens[name][index], place)
     return max(errors)
 
 

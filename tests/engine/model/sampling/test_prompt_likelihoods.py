@@ -8,7 +8,6 @@ import torch
 from engine.model.sampling.likelihoods import PromptLikelihoods
 from engine.request import FinishReason, Pooling
 from tests.engine.model.builders import (
-    ROOT,
     Generated,
     Oracle,
     engine_over,
@@ -18,10 +17,12 @@ from tests.engine.model.builders import (
     make_row,
     make_runner,
 )
+from tests.engine.model.sampling.test_likelihoods import (
+    TOLERANCE,
+    errors_of,
+    runner_and_oracle,
+)
 
-ABACUS = ROOT / "models" / "abacus"
-#: Of float32 on both sides.
-TOLERANCE = 1e-4
 ASKED = [
     {"prompt_logprobs": 3},
     {"prompt_logprobs": 0, "prompt_logprobs_from": 7, "logprobs": 2},
@@ -33,9 +34,7 @@ ASKED = [
 
 @pytest.fixture(scope="module", params=["llama", "gemma2", "qwen3 wide", "abacus"])
 def subject(request, model_folder):
-    name, _, path = request.param.partition(" ")
-    folder = ABACUS if name == "abacus" else model_folder(name)
-    return make_runner(folder, model_path=path or "auto"), Oracle(folder)
+    return runner_and_oracle(request.param, model_folder)
 
 
 def without_prompt(sampling):
@@ -68,12 +67,8 @@ def largest_error(oracle: Oracle, found: Generated, *, shift: int = 0) -> float:
         exact = oracle.logits(prompt).log_softmax(dim=-1)
         for index, one in enumerate(told, start=first):
             place = exact[index - 1 + shift]
-            numbers = [(prompt[index], one.logprob), *one.top]
-            errors += [abs(place[token_id].item() - number) for token_id, number in numbers]
-            # None that is left out is better than one that is named.
             assert len(one.top) == min(asked.prompt_logprobs, len(place))
-            best = place.topk(max(1, len(one.top))).values.tolist()
-            errors += [abs(b - n) for b, (_, n) in zip(best, one.top, strict=False)]
+            errors += errors_of(one, prompt[index], place)
     return max(errors)
 
 
