@@ -11,7 +11,7 @@ import threading
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,9 @@ import pytest
 import redis
 
 from quire.queue.broker import Broker
+from quire.queue.claim.claim import Claimed
+from quire.queue.publish.commit import CommitItem
+from quire.records import State
 from quire.transport.connection import connect
 from quire.transport.local_redis import LocalRedis
 from quire.wire.protocol import Completion, GenerationRequest, TokenChunk
@@ -55,6 +58,7 @@ __all__ = [
     "expected_tokens",
     "fake_model",
     "http_get",
+    "left_in_the_middle",
     "make_settings",
     "private_redis",
     "stays",
@@ -63,7 +67,7 @@ __all__ = [
 
 CHECKOUT = EMBEDDED_MODEL.parents[1]
 #: Long enough to be renewed on a machine that keeps a thread waiting for seconds.
-LEASE_SECONDS = 6.0
+LEASE_SECONDS = 4.5
 #: For a test that waits until a lease is over, and in which nobody must keep one.
 SHORT_LEASE_SECONDS = 2.0
 
@@ -165,6 +169,30 @@ class WorkerThread:
         self.exit_code = self.worker.run()
 
 
+def left_in_the_middle(
+    queue: "Queue",
+    request_id: str,
+    *,
+    tokens: int = 4,
+    settings: Mapping[str, Any] = {},
+    **model: Any,
+) -> None:
+    """A worker comes, adds so many tokens to a request, and at most one more, and gives it back.
+
+    Each is an entry of the log.
+    """
+    gate, before = StepGate(steps=0), queue.published(request_id)
+    own = queue.settings(drain_seconds=0.0, **settings)
+    with WorkerThread(own, before_run=gate, **model) as worker:
+        for number in range(before + 1, before + tokens + 1):
+            gate.allow(1)
+            queue.wait_for_tokens(request_id, number)
+        worker.worker.stop()
+        gate.step_to_end_of(worker)
+        assert worker.wait() == 0
+    assert queue.broker.status(request_id).state == State.QUEUED
+
+
 @contextlib.contextmanager
 def private_redis(*options: str) -> Iterator[LocalRedis]:
     """A server the test may stop or starve; its log on disk survives a kill."""
@@ -240,6 +268,16 @@ class Queue:
         request = GenerationRequest(kind=kind, body=body, **envelope)
         self.broker.submit(request)
         return request.id
+
+    def publish_by_hand(
+        self, request_id: str, token_ids: Sequence[int], text: str = "x", *, fingerprint: str | None
+    ) -> None:
+        """What a worker of another kind, or of earlier, has said of the next request and left."""
+        entries = self.broker.peek(count=1, block_seconds=0.0)
+        (claimed,) = self.broker.claim(entries, fingerprint=fingerprint)
+        assert isinstance(claimed, Claimed) and claimed.claim.request_id == request_id
+        self.broker.commit([CommitItem(claimed.claim, 0, tuple(token_ids), text)])
+        self.broker.release([claimed.claim])
 
     def submit_bytes(self, data: bytes) -> str:
         """Put a message into the queue that no client of ours would send."""

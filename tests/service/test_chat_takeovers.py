@@ -9,9 +9,13 @@ import pytest
 from quire.batch.batch import run_batch
 from quire.client.client import Client
 from quire.client.client_async import AsyncClient
-from quire.queue.claim.claim import Claimed
-from quire.queue.publish.commit import CommitItem
-from tests.service.builders import Output, Queue, StepGate, WorkerThread, expected_tokens
+from tests.service.builders import (
+    Output,
+    Queue,
+    WorkerThread,
+    expected_tokens,
+    left_in_the_middle,
+)
 from tests.service.fake_model import EOS_ID, byte_tokenizer, render_chat, text_of
 from tests.service.gateway.builders import GatewayThread
 
@@ -34,13 +38,7 @@ WHOLE = expected_tokens(PROMPT, max_tokens=100)
 def begun(queue: Queue, messages: list[dict[str, Any]], **body: Any) -> str:
     """A chat of which a worker has said a few tokens before it left."""
     request_id = queue.submit(messages, kind="chat.completions", max_tokens=100, **body)
-    gate = StepGate(steps=0)
-    with WorkerThread(
-        queue.settings(drain_seconds=0.0), before_run=gate, adapters={"sql": "1"}
-    ) as one:
-        gate.step_until(lambda: queue.published(request_id) >= 4)
-        one.worker.stop()
-        gate.step_to_end_of(one)
+    left_in_the_middle(queue, request_id, adapters={"sql": "1"})
     return request_id
 
 
@@ -49,12 +47,7 @@ def begun_by_an_earlier_version(
 ) -> str:
     """A chat with tokens under a fingerprint without the mark of a chat with control text."""
     request_id = queue.submit(messages, kind="chat.completions", max_tokens=100)
-    entries = queue.broker.peek(count=1, block_seconds=0.0)
-    (claimed,) = queue.broker.claim(entries, fingerprint=fingerprint)
-    assert isinstance(claimed, Claimed)
-    item = CommitItem(claimed.claim, 0, tokens, "x", text_ends=(1,) * len(tokens))
-    queue.broker.commit([item])
-    queue.broker.release([claimed.claim])
+    queue.publish_by_hand(request_id, tokens, fingerprint=fingerprint)
     return request_id
 
 
@@ -129,7 +122,7 @@ def test_an_earlier_version_takes_the_mark_for_another_adapter(queue: Queue):
 
 def test_a_chat_without_control_text_goes_on_under_either_version(queue: Queue):
     whole = expected_tokens(plain_ids(render_chat(HARMLESS)), max_tokens=100)
-    assert queue.broker.status(begun(queue, HARMLESS)).fingerprint == "fake-1"
     output = ended(queue, begun_by_an_earlier_version(queue, HARMLESS, *whole[:2]))
     assert output.token_ids == whole
-    assert output.completion.error is None
+    assert (output.completion.error, output.completion.resumes) == (None, 1)
+    assert queue.broker.status(begun(queue, HARMLESS)).fingerprint == "fake-1"

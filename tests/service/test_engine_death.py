@@ -44,7 +44,7 @@ def test_what_an_engine_that_dies_had_begun_goes_on_elsewhere_at_once(
 def test_many_lost_devices_end_no_request(queue: Queue):
     """Each worker gets one step further and dies; nothing of that is the request's doing."""
     request_id = queue.submit((4, 9), max_tokens=12)
-    for _ in range(8):
+    for _ in range(4):
         steps: list[Batch] = []
 
         def die(batch: Batch, steps: list[Batch] = steps) -> None:

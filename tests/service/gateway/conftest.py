@@ -11,7 +11,7 @@ from quire.testing.in_memory import FakeQuire
 from quire.wire.protocol import GenerationRequest
 from service.gateway import streaming
 from tests.service.builders import PATIENCE_SECONDS
-from tests.service.gateway.builders import GatewayThread
+from tests.service.gateway.builders import GatewayThread, Reply
 
 #: What the worker has, though it says so in no registry.
 ADAPTERS = ("polite", "sql")
@@ -85,6 +85,21 @@ def start(fake: FakeQuire) -> Iterator[Callable[..., GatewayThread]]:
     yield start_one
     for gateway in started:
         gateway.__exit__()
+
+
+@pytest.fixture(scope="module")
+def refused() -> Iterator[Callable[..., Reply]]:
+    """The answer to a call that never comes to the queue, of a gateway that a module shares."""
+    with FakeQuire(answer=Script()) as fake, GatewayThread(fake.async_client) as gateway:
+        fake.broker.beat_worker("w", "ready", {}, model="fake")
+
+        def ask(path: str, body: Any, **headers: str) -> Reply:
+            reply = gateway.ask("POST", path, body, **headers)
+            assert reply.error["type"] == "invalid_request_error"
+            assert not fake.requests
+            return reply
+
+        yield ask
 
 
 @pytest.fixture

@@ -29,14 +29,12 @@ def bearer(key):
     return {"Authorization": f"Bearer {key}"}
 
 
-@pytest.mark.parametrize(
-    "authorization", ["", "Bearer", f"Bearer {SEARCH}x", f"Basic {SEARCH}", SEARCH, "Bearer é"]
-)
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/requests/x", "/v1/requests/x/events"])
-def test_a_stranger_is_not_let_in(guarded, path, authorization):
-    reply = guarded.get(path, Authorization=authorization.encode())
-    assert (reply.status, reply.error["code"]) == (401, "invalid_api_key")
-    assert reply.headers["WWW-Authenticate"] == "Bearer"
+def test_a_stranger_is_not_let_in(guarded):
+    for text in ("", "Bearer", f"Bearer {SEARCH}x", f"Basic {SEARCH}", SEARCH, "Bearer é"):
+        for path in ("/v1/models", "/v1/requests/x", "/v1/requests/x/events"):
+            reply = guarded.get(path, Authorization=text.encode())
+            assert (reply.status, reply.error["code"]) == (401, "invalid_api_key"), text
+            assert reply.headers["WWW-Authenticate"] == "Bearer"
 
 
 def test_a_stranger_submits_nothing_and_probes_need_no_key(guarded, fake):

@@ -190,12 +190,9 @@ def test_a_trace_that_is_none_is_ignored(gateway, fake):
         (COMPLETIONS, b'{"prompt": "x", "\\ud800": 1}', "\ud800"),
     ],
 )
-def test_a_field_that_cannot_be_right_is_refused_by_its_name(gateway, fake, path, body, param):
-    reply = gateway.ask("POST", path, body)
-    assert (reply.status, reply.error["type"], reply.error["param"]) == (
-        400, "invalid_request_error", param,
-    )  # fmt: skip
-    assert not fake.requests
+def test_a_field_that_cannot_be_right_is_refused_by_its_name(refused, path, body, param):
+    reply = refused(path, body)
+    assert (reply.status, reply.error["param"]) == (400, param)
 
 
 def test_fields_of_a_chat_that_say_nothing_are_read_over(gateway):
@@ -277,7 +274,7 @@ def test_while_the_choices_of_a_call_are_made_ready_others_get_on():
 
 def test_a_body_of_any_depth_is_refused_as_what_it_is(gateway, fake):
     # Among them are those that can just be read, but not be written again for their digest.
-    for depth in range(940, 1000):
+    for depth in range(940, 1000, 3):
         stop = b'{"a":' * depth + b"1" + b"}" * depth
         body = b'{"prompt": "x", "stop": ' + stop + b"}"
         reply = gateway.ask("POST", COMPLETIONS, body, Idempotency_Key="deep")
@@ -290,10 +287,11 @@ def test_a_body_of_any_depth_is_refused_as_what_it_is(gateway, fake):
     [
         ("X_Quire_Priority", "urgent"), ("X_Quire_Deadline", "soon"), ("X_Quire_Deadline", "-1"),
         ("X_Quire_Deadline", "nan"), ("Idempotency_Key", ""), ("Idempotency_Key", "k" * 256),
+        ("X_Quire_Session", "a b"), ("X_Quire_Target_Latency", "soon"),
     ],
 )  # fmt: skip
-def test_a_header_that_cannot_be_right_is_refused_by_its_name(gateway, name, value):
-    reply = gateway.complete(headers={name: value})
+def test_a_header_that_cannot_be_right_is_refused_by_its_name(refused, name, value):
+    reply = refused(COMPLETIONS, {"prompt": "x"}, **{name: value})
     assert (reply.status, reply.error["param"]) == (400, name.replace("_", "-"))
 
 
@@ -375,15 +373,6 @@ def test_a_call_of_a_session_waits_for_the_one_before_it(gateway, fake, script):
     assert {request.session_id for request in fake.requests} == {"user-17"}
 
 
-def test_a_session_that_no_key_can_hold_is_refused_by_its_header(gateway):
-    refused = gateway.complete(headers={"X-Quire-Session": "a b"})
-    assert refused.status == 400
-    assert "X-Quire-Session" in refused.error["message"]
-
-
 def test_a_call_may_say_how_long_it_should_take(gateway, fake):
     assert gateway.complete(headers={"X-Quire-Target-Latency": "2.5"}).status == 200
     assert fake.requests[0].target_latency_ms == 2500
-    refused = gateway.complete(headers={"X-Quire-Target-Latency": "soon"})
-    assert refused.status == 400
-    assert "X-Quire-Target-Latency" in refused.error["message"]

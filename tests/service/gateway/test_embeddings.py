@@ -46,13 +46,13 @@ def client(gateway):
         yield client
 
 
-@pytest.mark.parametrize("encoding", [{}, {"encoding_format": "float"}])
-def test_openais_client_gets_vectors_in_the_order_of_the_inputs(client, encoding):
-    # Without a format, OpenAI's client asks for base64 and decodes it.
-    texts = [f"text {number}" for number in range(150)]
+# Without a format, OpenAI's client asks for base64 and decodes it.
+@pytest.mark.parametrize(("encoding", "number"), [({}, 150), ({"encoding_format": "float"}, 5)])
+def test_openais_client_gets_vectors_in_the_order_of_the_inputs(client, encoding, number):
+    texts = [f"text {index}" for index in range(number)]
     answer = client.embeddings.create(model="fake", input=texts, **encoding)
     assert [one.embedding for one in answer.data] == [numbers_for(text) for text in texts]
-    assert [one.index for one in answer.data] == list(range(150))
+    assert [one.index for one in answer.data] == list(range(number))
     total = sum(map(len, texts))
     assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (total, total)
     assert (answer.object, answer.model) == ("list", "fake")
@@ -110,10 +110,9 @@ def test_a_repeated_call_is_the_same_request(gateway, fake):
         ({}, "input"),
     ],
 )
-def test_a_wrong_body_is_refused_by_the_name_of_its_field(gateway, fake, body, param):
-    reply = gateway.ask("POST", "/v1/embeddings", {"model": "fake"} | body)
+def test_a_wrong_body_is_refused_by_the_name_of_its_field(refused, body, param):
+    reply = refused("/v1/embeddings", {"model": "fake"} | body)
     assert (reply.status, reply.error["param"]) == (400, param)
-    assert fake.requests == []
 
 
 def test_an_input_that_the_worker_refuses_is_named_by_its_index(client):

@@ -98,10 +98,11 @@ def test_several_choices_go_on_each_at_its_own_place(gateway):
     assert texts == ["", "two three"]
 
 
-@pytest.mark.parametrize("last", ["", "x", "-1", "1,2", "1/2", "1/2.3/on", "1/2.3/end/4", "9" * 99])
-def test_a_place_that_no_stream_has_is_refused(gateway, last):
-    reply = gateway.get(f"/v1/requests/{gateway.complete().request_id}/events", Last_Event_ID=last)
-    assert (reply.status, reply.error["param"]) == (400, "Last-Event-ID")
+def test_a_place_that_no_stream_has_is_refused(gateway):
+    path = f"/v1/requests/{gateway.complete().request_id}/events"
+    for last in ("", "x", "-1", "1,2", "1/2", "1/2.3/on", "1/2.3/end/4", "9" * 99):
+        reply = gateway.get(path, Last_Event_ID=last)
+        assert (reply.status, reply.error["param"]) == (400, "Last-Event-ID"), last
 
 
 def test_the_whole_answer_can_be_fetched_again_from_any_gateway(start):
@@ -110,11 +111,11 @@ def test_the_whole_answer_can_be_fetched_again_from_any_gateway(start):
     assert again.body == reply.body
 
 
-@pytest.mark.parametrize("path", ["", "/events"])
-@pytest.mark.parametrize("request_id", ["req-unknown", "a*b", "x" * 200])
-def test_a_request_that_there_is_not_is_told_so(gateway, request_id, path):
-    reply = gateway.get(f"/v1/requests/{request_id}{path}")
-    assert (reply.status, reply.error["code"]) == (404, "unknown_request")
+def test_a_request_that_there_is_not_is_told_so(gateway):
+    for request_id in ("req-unknown", "a*b", "x" * 200):
+        for path in ("", "/events"):
+            reply = gateway.get(f"/v1/requests/{request_id}{path}")
+            assert (reply.status, reply.error["code"]) == (404, "unknown_request")
 
 
 def test_a_request_that_came_in_another_way_can_be_followed_too(gateway, fake):

@@ -67,9 +67,9 @@ def test_a_request_that_ranks_behind_the_line_waits_in_the_queue(queue: Queue):
 
 
 def test_the_smallest_of_many_requests_is_the_next_to_run(queue: Queue):
-    """One slot, a full line, and 60 large requests in the queue before it."""
+    """One slot, a full line, and 30 larger requests in the queue before it."""
     gate = StepGate(steps=0)
-    many = [queue.submit((n, 9), max_tokens=20 + n) for n in range(1, 61)]
+    many = [queue.submit((n, 9), max_tokens=5 + n) for n in range(1, 31)]
     settings = queue.settings(
         policy="sjf",
         aging_seconds=86_400.0,
@@ -80,13 +80,13 @@ def test_the_smallest_of_many_requests_is_the_next_to_run(queue: Queue):
     with WorkerThread(settings, before_run=gate) as worker:
         running = {"model": "fake", "state": "running"}
         gate.step_until(lambda: worker.metric("quire_engine_requests", **running) == 1)
-        eventually(lambda: sum(queue.broker.queue_depth().values()) == 60 - 1 - 16)
+        eventually(lambda: sum(queue.broker.queue_depth().values()) == 30 - 1 - 16)
         smallest = queue.submit((9, 9), max_tokens=3)
         queue.wait_for_state(smallest, "running")
         # Intake ends with one before it claims another: so the engine has the first of the two.
         queue.wait_for_state(queue.submit((9, 8), max_tokens=2), "running")
         gate.open()
-        assert [queue.result(one).completion.attempts for one in many] == [1] * 60
+        assert [queue.result(one).completion.attempts for one in many] == [1] * 30
         field = "finished_ms"
         ends = [int(queue.connection.hget(queue.keys.request(one), field)) for one in many]
         end = int(queue.connection.hget(queue.keys.request(smallest), field))

@@ -12,7 +12,7 @@ from quire.wire.tools import ToolUse
 from service.worker.constraints.strict_calls import CallMarks, call_marks, strict_grammar
 from service.worker.model.text import Messages, ModelTokenizer
 from tests.quire.wire.test_tools import CITY, function
-from tests.service.builders import Queue, StepGate, WorkerThread
+from tests.service.builders import Queue, WorkerThread, left_in_the_middle
 from tests.service.fake_model import byte_tokenizer, expected_under, render_chat, text_of
 from tests.service.test_chat_takeovers import plain_ids
 
@@ -38,12 +38,7 @@ def test_a_takeover_goes_on_under_the_same_grammar(queue: Queue) -> None:
     wanted = Constraint("grammar", grammar, use.strict_field)
     expected = expected_under(wanted, plain_ids(render_chat(ASK)), max_tokens=30)
     request_id = queue.submit(ASK, kind="chat.completions", max_tokens=30, tools=TOOLS)
-    gate = StepGate(steps=0)
-    settings = queue.settings(drain_seconds=0.0)
-    with WorkerThread(settings, before_run=gate, tokenizer=speaking(HERMES)) as one:
-        gate.step_until(lambda: queue.published(request_id) >= 4)
-        one.worker.stop()
-        gate.step_until(lambda: one.has_ended)
+    left_in_the_middle(queue, request_id, tokenizer=speaking(HERMES))
     with WorkerThread(queue.settings(), tokenizer=speaking(HERMES)):
         output = queue.result(request_id)
     assert output.token_ids == expected
@@ -54,19 +49,20 @@ def test_a_takeover_goes_on_under_the_same_grammar(queue: Queue) -> None:
 FORMAT = {"type": "json_schema", "json_schema": {"name": "sum", "schema": {"enum": [{"sum": 2}]}}}
 
 
-@pytest.mark.parametrize("marks", [HERMES, None], ids=["marks", "no mark"])
+#: Each way to ask for it, and a model with marks of calls or without.
+ASKED = [
+    ({"response_format": FORMAT}, HERMES),
+    ({"guided_json": FORMAT["json_schema"]["schema"]}, None),
+    ({"structured_outputs": {"json": FORMAT["json_schema"]["schema"]}}, HERMES),
+    ({"response_format": {"type": "json_object"}}, None),
+]
+
+
 @pytest.mark.parametrize(
-    "fields",
-    [
-        {"response_format": FORMAT},
-        {"guided_json": FORMAT["json_schema"]["schema"]},
-        {"structured_outputs": {"json": FORMAT["json_schema"]["schema"]}},
-        {"response_format": {"type": "json_object"}},
-    ],
-    ids=lambda fields: next(iter(fields)),
+    ("fields", "marks"), ASKED, ids=["a schema", "guided", "structured", "an object"]
 )
 def test_an_answer_beside_functions_is_of_its_form_or_calls(
-    queue: Queue, marks: CallMarks | None, fields: dict[str, Any]
+    queue: Queue, fields: dict[str, Any], marks: CallMarks | None
 ) -> None:
     asked = {"tools": TOOLS, "max_tokens": 600, **fields}
     ids = [queue.submit(ASK, kind="chat.completions", seed=seed, **asked) for seed in range(6)]

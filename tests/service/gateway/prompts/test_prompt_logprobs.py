@@ -11,7 +11,7 @@ from openai import OpenAI
 
 from quire.errors import InvalidRequest, ProtocolError
 from service.gateway import answers, idempotency
-from tests.service.gateway.builders import CHAT
+from tests.service.gateway.builders import CHAT, COMPLETIONS
 
 HELLO = [ord(one) for one in "hello"]
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -245,12 +245,10 @@ def test_an_output_without_a_token_has_its_prompt_too(gateway, script):
         ("chat", {"echo": True}, "echo"),
     ],
 )
-def test_a_wrong_value_is_named(gateway, fake, path, fields, param):
+def test_a_wrong_value_is_named(refused, path, fields, param):
     subject = {"messages": MESSAGES} if path == "chat" else {"prompt": "hello"}
-    url = CHAT if path == "chat" else "/v1/completions"
-    reply = gateway.ask("POST", url, subject | fields)
+    reply = refused(CHAT if path == "chat" else COMPLETIONS, subject | fields)
     assert (reply.status, reply.error["param"]) == (400, param)
-    assert not fake.requests
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from quire.batch.batch import run_batch
 from quire.client.client_async import AsyncClient
 from quire.wire.output import TokenChunk
-from tests.service.builders import Queue, StepGate, WorkerThread
+from tests.service.builders import Queue, WorkerThread, left_in_the_middle
 from tests.service.fake_model import byte_tokenizer, render_chat
 from tests.service.gateway.builders import CHAT, COMPLETIONS, GatewayThread, Stream
 
@@ -82,12 +82,8 @@ def test_a_batch_has_them_as_the_gateway_has(queue: Queue, tmp_path: Path) -> No
 
 
 def test_a_takeover_tells_the_prompt_once(queue: Queue) -> None:
-    gate = StepGate(steps=0)
     request_id = queue.submit("abc", kind="completions", max_tokens=40, return_token_ids=True)
-    with WorkerThread(queue.settings(drain_seconds=0.0), before_run=gate) as first:
-        gate.step_until(lambda: queue.published(request_id) >= 4)
-        first.worker.stop()
-        gate.step_to_end_of(first)
+    left_in_the_middle(queue, request_id)
     with WorkerThread(queue.settings()):
         queue.result(request_id)
     chunks = queue.broker.read_output({request_id: 0})[request_id].chunks

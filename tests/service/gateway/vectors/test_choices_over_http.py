@@ -92,11 +92,9 @@ def test_choices_of_token_ids_have_no_label(gateway, fake, inputs, asked):
         ({"choices": [" a"] * 64, "input": "x" * 200_000}, "input"),
     ],
 )
-def test_a_wrong_body_is_refused_by_the_name_of_its_field(gateway, fake, body, param):
-    reply = ask(gateway, **{"input": "x"} | body)
+def test_a_wrong_body_is_refused_by_the_name_of_its_field(refused, body, param):
+    reply = refused("/v1/classify", {"model": "fake", "input": "x"} | body)
     assert (reply.status, reply.error["param"]) == (400, param)
-    assert reply.error["type"] == "invalid_request_error"
-    assert fake.requests == []
 
 
 @pytest.mark.parametrize("path", ["score", "rerank"])

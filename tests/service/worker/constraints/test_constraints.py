@@ -16,8 +16,6 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 from engine.request import FinishReason, Request
 from engine.sampling_params import SamplingParams
 from quire.client.client import Client
-from quire.queue.claim.claim import Claimed
-from quire.queue.publish.commit import CommitItem
 from quire.wire.constraints import Constraint
 from service.worker.constraints.grammars import NoGrammars
 from service.worker.model.served import ServedModel, load_model
@@ -122,12 +120,7 @@ def test_what_was_published_and_may_not_be_ends_its_request_alone_and_says_so(qu
     text = "12x"
     published = tuple(byte_tokenizer().encode(text, add_special_tokens=False).ids)
     broken = queue.submit((1, 2), regex="[0-9]{9}", max_tokens=20)
-    (claimed,) = queue.broker.claim(
-        queue.broker.peek(count=1, block_seconds=0.0), fingerprint="another"
-    )
-    assert isinstance(claimed, Claimed)
-    queue.broker.commit([CommitItem(claimed.claim, 0, published, text)])
-    queue.broker.release([claimed.claim])
+    queue.publish_by_hand(broken, published, text, fingerprint="another")
     free = queue.submit((1, 2), max_tokens=5)
     kept = queue.submit((1, 2), regex="[0-9]{9}", max_tokens=20)
     with WorkerThread(queue.settings()):

@@ -1,15 +1,17 @@
 """What intake makes of requests: every bad one gets a typed record, and the worker goes on."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import msgpack
 import pytest
-from structlog.testing import capture_logs
 
 from engine.request import Priority
+from quire.queue.repair.dead_letters import DeadLetter
 from quire.wire.codec import MAX_MESSAGE_BYTES
+from quire.wire.output import Completion
 from service.worker.model.control_tokens import ChatPrompt
 from service.worker.model.text import Messages, ModelTokenizer
 from tests.service.builders import (
@@ -23,7 +25,6 @@ from tests.service.builders import (
     eventually,
     expected_tokens,
     stays,
-    text_of,
 )
 
 CHAT = [{"role": "user", "content": "hi"}]
@@ -85,17 +86,84 @@ def finish_beside_a_good_one(queue: Queue, bad: str, **model: Any) -> Output:
     return bad_output
 
 
-@pytest.mark.parametrize(("request_", "field"), BAD_REQUESTS.values(), ids=BAD_REQUESTS)
+def with_a_deep_model(depth: int) -> bytes:
+    body = b"\x82\xa6prompt\x91\x01\xa5model" + b"\x91" * depth + b"\xa1x"
+    return b"\x84\xa1v\x01\xa2id\xa1x\xa4kind\xa6tokens\xa4body" + body
+
+
+#: The same for bytes that no client of ours would send.
+BAD_BYTES: dict[str, tuple[bytes, str]] = {
+    "an unknown kind": (
+        msgpack.packb({"v": 1, "id": "x", "kind": "poems", "body": {}, "created_ms": 1}),
+        "kind",
+    ),
+    "a model that is no name": (with_a_deep_model(10), "body.model"),
+    # Deeper than anything of ours would pack, and than Python prints.
+    "a model of any depth": (with_a_deep_model(1000), "body.model"),
+}
+#: Bytes of which not even that is known, and what is said of them.
+UNREADABLE: dict[bytes, str] = {
+    **dict.fromkeys((b"\xc1 not msgpack", b"\x81\xa1v", b"", msgpack.packb([1])), "undecodable"),
+    **dict.fromkeys(
+        (
+            msgpack.packb({"v": 2, "id": "x", "kind": "tokens", "body": {}}),
+            msgpack.packb({"v": "1.0", "id": "x"}),
+            msgpack.packb({"v": "\x01" * 400_000, "id": "x"}),
+        ),
+        "unsupported_version",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """The records of all that is wrong, by what it is, and its dead letters by their bytes."""
+
+    completions: Mapping[str | bytes, Completion]
+    letters: Mapping[bytes | None, DeadLetter]
+
+
+@pytest.fixture(scope="module")
+def rejected(redis_url: str) -> Rejected:
+    """One worker meets everything that is wrong, and serves the good one behind it."""
+    queue = Queue.at(redis_url)
+    ids: dict[str | bytes, str] = {
+        what: queue.submit(**{"metadata": {"line": 12}, **request})
+        for what, (request, _) in BAD_REQUESTS.items()
+    }
+    ids |= {what: queue.submit_bytes(data) for what, (data, _) in BAD_BYTES.items()}
+    ids |= {data: queue.submit_bytes(data) for data in UNREADABLE}
+    good = queue.submit((3, 4), max_tokens=5)
+    with WorkerThread(queue.settings(num_blocks=32)):
+        assert queue.result(good).token_ids == expected_tokens((3, 4), max_tokens=5)
+        completions = {what: queue.result(name).completion for what, name in ids.items()}
+    queue.assert_at_rest()
+    letters = {letter.original: letter for letter in queue.broker.dead_letters(count=99)}
+    queue.connection.close()
+    return Rejected(completions, letters)
+
+
+@pytest.mark.parametrize("what", [*BAD_REQUESTS, *BAD_BYTES])
 def test_a_request_that_cannot_be_right_is_rejected_by_the_name_of_its_field(
-    queue: Queue, request_: dict[str, Any], field: str
+    rejected: Rejected, what: str
 ):
-    bad = queue.submit(**{"metadata": {"line": 12}, **request_})
-    completion = finish_beside_a_good_one(queue, bad).completion
+    completion, (_, field) = rejected.completions[what], (BAD_REQUESTS | BAD_BYTES)[what]
     assert (completion.state, completion.finish_reason) == ("failed", "rejected")
     assert completion.error is not None
     assert (completion.error.code, completion.error.field) == ("invalid_request", field)
     assert completion.error.message
-    assert completion.metadata == {"line": 12}
+    assert what in BAD_BYTES or completion.metadata == {"line": 12}
+
+
+@pytest.mark.parametrize(("data", "reason"), UNREADABLE.items())
+def test_bytes_that_cannot_be_read_become_a_dead_letter_and_a_typed_record(
+    rejected: Rejected, data: bytes, reason: str
+):
+    completion, letter = rejected.completions[data], rejected.letters[data]
+    assert completion.state == "failed"
+    assert completion.error is not None and completion.error.code == reason
+    assert letter.request_id == completion.request_id
+    assert letter.reason.startswith(reason)
 
 
 def test_a_chat_for_a_model_without_a_template_is_rejected(queue: Queue):
@@ -144,14 +212,6 @@ def test_a_bug_of_ours_costs_one_request_and_does_not_tell_what_the_request_said
     assert "secret" not in completion.error.message
 
 
-def test_an_envelope_that_cannot_be_right_is_rejected_by_the_name_of_its_field(queue: Queue):
-    envelope = {"v": 1, "id": "x", "kind": "poems", "body": {}, "created_ms": 1}
-    bad = queue.submit_bytes(msgpack.packb(envelope))
-    completion = finish_beside_a_good_one(queue, bad).completion
-    assert completion.error is not None
-    assert (completion.error.code, completion.error.field) == ("invalid_request", "kind")
-
-
 @pytest.mark.parametrize(
     "body",
     [{"model": "\x01" * 400_000}, {"x" * (MAX_MESSAGE_BYTES - 300): 1}],
@@ -170,43 +230,6 @@ def test_what_is_quoted_of_a_field_fits_into_the_record_of_the_end(
     assert len(completion.error.message) + len(completion.error.field) < 10_000
 
 
-@pytest.mark.parametrize("depth", [10, 1000])
-def test_a_model_that_is_no_name_costs_one_request_however_deep_it_is(queue: Queue, depth: int):
-    """Deeper than anything of ours would pack, and than Python prints."""
-    body = b"\x82\xa6prompt\x91\x01\xa5model" + b"\x91" * depth + b"\xa1x"
-    bad = queue.submit_bytes(b"\x84\xa1v\x01\xa2id\xa1x\xa4kind\xa6tokens\xa4body" + body)
-    completion = finish_beside_a_good_one(queue, bad).completion
-    assert completion.error is not None
-    assert (completion.error.code, completion.error.field) == ("invalid_request", "body.model")
-
-
-UNREADABLE = {
-    "undecodable": (b"\xc1 not msgpack", b"\x81\xa1v", b"", msgpack.packb([1, 2])),
-    "unsupported_version": (
-        msgpack.packb({"v": 2, "id": "x", "kind": "tokens", "body": {}}),
-        msgpack.packb({"v": "1.0", "id": "x"}),
-        msgpack.packb({"v": "\x01" * 400_000, "id": "x"}),
-    ),
-}
-
-
-@pytest.mark.parametrize(
-    ("reason", "data"),
-    [(reason, data) for reason, messages in UNREADABLE.items() for data in messages],
-)
-def test_bytes_that_cannot_be_read_become_a_dead_letter_and_a_typed_record(
-    queue: Queue, reason: str, data: bytes
-):
-    bad = queue.submit_bytes(data)
-    completion = finish_beside_a_good_one(queue, bad).completion
-    assert completion.state == "failed"
-    assert completion.error is not None
-    assert completion.error.code == reason
-    (letter,) = queue.broker.dead_letters()
-    assert (letter.request_id, letter.original) == (bad, data)
-    assert letter.reason.startswith(reason)
-
-
 def test_an_ingress_entry_that_names_no_request_is_dropped(queue: Queue):
     queue.connection.xadd(queue.keys.ingress(Priority.NORMAL), {"id": "nobody"})
     queue.connection.xadd(queue.keys.ingress(Priority.NORMAL), {"something": "else"})
@@ -214,74 +237,6 @@ def test_an_ingress_entry_that_names_no_request_is_dropped(queue: Queue):
     with WorkerThread(queue.settings()):
         assert queue.result(good).completion.state == "completed"
     queue.assert_at_rest()
-
-
-# -- resume ---------------------------------------------------------------------------------------
-
-
-def interrupted(queue: Queue, *, tokens: int, **request: Any) -> str:
-    """A request some tokens of which are published by a worker that then released it."""
-    gate = StepGate(steps=0)
-    request_id = queue.submit((5, 6, 7), **request)
-    with WorkerThread(queue.settings(drain_seconds=0.0), before_run=gate) as worker:
-        # One at a time, so that each is an entry of the log.
-        for number in range(1, tokens + 1):
-            gate.allow(1)
-            queue.wait_for_tokens(request_id, number)
-        worker.worker.stop()
-        gate.step_to_end_of(worker)
-    assert queue.broker.status(request_id).state == "queued"
-    return request_id
-
-
-def test_a_resumed_text_goes_on_in_the_middle_of_a_character(queue: Queue):
-    # Random bytes: most of them leave a character open.
-    request_id = interrupted(queue, tokens=9, max_tokens=200)
-    with WorkerThread(queue.settings()):
-        output = queue.result(request_id)
-    assert output.token_ids == expected_tokens((5, 6, 7), max_tokens=200)
-    assert output.text == text_of(output.token_ids)
-
-
-def test_a_stop_string_begun_before_the_interruption_still_stops(queue: Queue):
-    tokens = expected_tokens((5, 6, 7), max_tokens=200)
-    whole = text_of(tokens)
-    # Held back for long: the stop string is half of the whole text.
-    stop = whole[10:100]
-    request_id = interrupted(queue, tokens=30, max_tokens=200, stop=[stop])
-    assert queue.broker.read_output({request_id: 0})[request_id].chunks
-    with WorkerThread(queue.settings()):
-        output = queue.result(request_id)
-    assert output.completion.finish_reason == "stop"
-    assert output.text == whole[: whole.index(stop)]
-
-
-def test_resuming_under_another_fingerprint_goes_on_and_is_recorded(queue: Queue):
-    request_id = interrupted(queue, tokens=4, max_tokens=100)
-    with capture_logs() as said, WorkerThread(queue.settings(), fingerprint="fake-2") as worker:
-        output = queue.result(request_id)
-        changed = {"model": "fake", "fingerprint": "changed"}
-        assert worker.metric("quire_requests_resumed_total", **changed) == 1
-    assert output.completion.resumed_fingerprint_changed
-    assert output.token_ids == expected_tokens((5, 6, 7), max_tokens=100)
-    (line,) = (line for line in said if line["event"] == "request resumed")
-    assert line["other_fingerprint"] == "fake-1"
-
-
-def test_a_request_whose_last_token_was_published_without_its_end_gets_the_end(queue: Queue):
-    """The crash fell between the last token and the terminal record: nothing may be generated."""
-    request_id = interrupted(queue, tokens=6, max_tokens=100)
-    body = queue.connection.get(queue.keys.body(request_id))
-    assert isinstance(body, bytes)
-    request = msgpack.unpackb(body)
-    request["body"]["max_tokens"] = published = queue.published(request_id)
-    queue.connection.set(queue.keys.body(request_id), msgpack.packb(request), keepttl=True)
-    gate = StepGate(steps=0)
-    with WorkerThread(queue.settings(), before_run=gate):
-        output = queue.result(request_id)
-    assert gate.batches == []
-    assert output.completion.finish_reason == "length"
-    assert output.token_ids == expected_tokens((5, 6, 7), max_tokens=published)
 
 
 # -- what comes between a read and the engine -----------------------------------------------------
@@ -377,19 +332,3 @@ def test_a_prompt_that_takes_long_to_tokenize_costs_its_neighbours_no_claim(queu
 
     with WorkerThread(queue.settings(), tokenizer=HoldUp(see_all_renewed)):
         assert [queue.result(request_id).completion.attempts for request_id in ids] == [1] * 3
-
-
-def test_a_request_whose_log_has_a_gap_is_buried_and_not_made_up(queue: Queue):
-    request_id = interrupted(queue, tokens=12, max_tokens=30)
-    log = queue.keys.output(request_id)
-    entries = queue.connection.xrange(log)
-    assert len(entries) > 2
-    queue.connection.xdel(log, entries[1][0])
-    with WorkerThread(queue.settings()) as worker:
-        queue.wait_for_state(request_id, "failed")
-        reason = {"queue": queue.name, "reason": "broken_log"}
-        eventually(lambda: worker.metric("quire_messages_dead_lettered_total", **reason) == 1)
-    news = queue.broker.read_output({request_id: 0})[request_id]
-    assert news.completion is not None
-    assert news.completion.error is not None
-    assert news.completion.error.code == "broken_log"

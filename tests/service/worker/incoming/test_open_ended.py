@@ -3,10 +3,18 @@
 import pytest
 
 from quire.queue.control.defaults import QueueDefaults
-from tests.service.builders import MAX_MODEL_LEN, Queue, StepGate, WorkerThread, expected_tokens
+from tests.service.builders import (
+    Queue,
+    StepGate,
+    WorkerThread,
+    expected_tokens,
+    left_in_the_middle,
+)
 
 PROMPT = (5, 6, 7)
-LEFT = MAX_MODEL_LEN - len(PROMPT)
+#: Of a worker with a short context, and what a prompt leaves of it.
+CONTEXT = {"max_model_len": 96}
+LEFT = CONTEXT["max_model_len"] - len(PROMPT)
 
 
 def ended(queue: Queue, request_id: str, *, num_tokens: int) -> None:
@@ -15,26 +23,23 @@ def ended(queue: Queue, request_id: str, *, num_tokens: int) -> None:
     assert output.completion.finish_reason == "length"
 
 
-@pytest.mark.parametrize(("default", "num_tokens"), [(None, LEFT), (300, 300), (5000, LEFT)])
+@pytest.mark.parametrize(("default", "num_tokens"), [(None, LEFT), (30, 30), (5000, LEFT)])
 def test_an_output_ends_where_the_queue_or_the_context_does(
     queue: Queue, default: int | None, num_tokens: int
 ):
     queue.broker.set_defaults(QueueDefaults(max_tokens=default))
     request_id = queue.submit(PROMPT, max_tokens=None)
-    with WorkerThread(queue.settings()):
+    with WorkerThread(queue.settings(**CONTEXT)):
         ended(queue, request_id, num_tokens=num_tokens)
 
 
 def test_a_takeover_ends_it_at_the_same_token_whatever_is_set_meanwhile(queue: Queue):
-    queue.broker.set_defaults(QueueDefaults(max_tokens=300))
-    request_id, gate = queue.submit(PROMPT, max_tokens=None), StepGate(steps=0)
-    with WorkerThread(queue.settings(drain_seconds=0.0), before_run=gate) as first:
-        gate.step_until(lambda: queue.published(request_id) >= 4)
-        first.worker.stop()
-        gate.step_to_end_of(first)
+    queue.broker.set_defaults(QueueDefaults(max_tokens=60))
+    request_id = queue.submit(PROMPT, max_tokens=None)
+    left_in_the_middle(queue, request_id)
     queue.broker.set_defaults(QueueDefaults(max_tokens=3))
     with WorkerThread(queue.settings()):
-        ended(queue, request_id, num_tokens=300)
+        ended(queue, request_id, num_tokens=60)
 
 
 def test_a_request_that_an_earlier_version_submitted_keeps_the_default_of_then(queue: Queue):
@@ -57,8 +62,8 @@ def test_open_ended_requests_run_beside_each_other_in_a_cache_that_holds_one_con
     """Admission promises the blocks of known tokens only, so none waits for room for its most."""
     gate = StepGate(steps=0)
     ids = [queue.submit((*PROMPT, n), max_tokens=None) for n in range(1, 4)]
-    blocks = {"num_blocks": -(-MAX_MODEL_LEN // 16) + 1, "block_size": 16}
-    with WorkerThread(queue.settings(**blocks), before_run=gate):
+    blocks = {"num_blocks": CONTEXT["max_model_len"] // 16 + 1, "block_size": 16}
+    with WorkerThread(queue.settings(**CONTEXT, **blocks), before_run=gate):
         gate.step_until(lambda: all(queue.published(one) > 2 for one in ids))
         gate.open()
         for n, request_id in enumerate(ids, start=1):

@@ -9,7 +9,6 @@ from structlog.testing import capture_logs
 from engine.errors import ModelRefused
 from quire.client.client import Client
 from quire.queue.claim.claim import Claimed
-from quire.queue.publish.commit import CommitItem
 from quire.wire.output import Completion
 from service.worker.model.adapters import (
     MAX_ADAPTERS,
@@ -28,6 +27,7 @@ from tests.service.builders import (
     eventually,
     expected_tokens,
     fake_model,
+    left_in_the_middle,
     text_of,
 )
 from tests.service.processes import WorkerProcess, killed_in_the_middle
@@ -145,12 +145,7 @@ def begun(queue: Queue, *, revision: str = "1", fingerprint: str = "fake-1", **b
 
 def gone_on(queue: Queue, request_id: str, *, revision: str, **model: Any) -> None:
     """A worker comes, adds tokens to a request, and leaves."""
-    before, gate = queue.published(request_id), StepGate(steps=0)
-    settings, adapters = queue.settings(drain_seconds=0.0), {"sql": revision}
-    with WorkerThread(settings, adapters=adapters, before_run=gate, **model) as one:
-        gate.step_until(lambda: queue.published(request_id) >= before + 4)
-        one.worker.stop()
-        gate.step_to_end_of(one)
+    left_in_the_middle(queue, request_id, adapters={"sql": revision}, **model)
 
 
 def ended(queue: Queue, request_id: str, *, revision: str = "1", **model: Any) -> Output:
@@ -227,11 +222,7 @@ def test_tokens_of_which_nobody_has_said_what_they_are_from_are_not_gone_on_with
     queue: Queue, recorded: str | None
 ):
     request_id = queue.submit((5, 6, 7), max_tokens=100, adapter="sql")
-    entries = queue.broker.peek(count=1, block_seconds=0.0)
-    (claimed,) = queue.broker.claim(entries, fingerprint=recorded)
-    assert isinstance(claimed, Claimed)
-    queue.broker.commit([CommitItem(claimed.claim, 0, (WHOLE[0],), "x")])
-    queue.broker.release([claimed.claim])
+    queue.publish_by_hand(request_id, WHOLE[:1], fingerprint=recorded)
     assert error_of(ended(queue, request_id).completion) == ("not_resumable", None)
 
 

@@ -63,12 +63,11 @@ def test_behind_a_draft_may_come_what_may_come_behind_the_same_output(seed: int)
         assert rule.allowed(known).tolist() == fresh.allowed(known).tolist()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_schema_is_filled_in_with_the_same_tokens_in_fewer_steps(
-    tmp_path_factory: pytest.TempPathFactory, dtype: str
+    tmp_path_factory: pytest.TempPathFactory,
 ):
     folder = folder_of_a_random_model(tmp_path_factory.getbasetemp() / "random")
-    settings = {"model": str(folder), "dtype": dtype, "num_blocks": 700}
+    settings = {"model": str(folder), "dtype": "bfloat16", "num_blocks": 700}
     outputs, snapshots = [], []
     for number in (0, 6):
         served = load_model(

@@ -14,7 +14,7 @@ from engine.errors import ModelRefused
 from engine.model.load.load_runner import NUM_BATCHED_TOKENS
 from service.worker.model.served import engine_config, load_model
 from service.worker.settings.config import Settings
-from tests.service.builders import Queue, StepGate, WorkerThread, make_settings
+from tests.service.builders import Queue, WorkerThread, left_in_the_middle, make_settings
 
 #: None of them is the default.
 FOR_THE_ENGINE: dict[str, Any] = {
@@ -132,13 +132,8 @@ def test_a_worker_keeps_what_has_ended_for_its_retention(queue: Queue):
 
 
 def test_what_a_worker_gives_back_waits_as_long_as_its_queue_allows(queue: Queue):
-    gate = StepGate(steps=2)
     request_id = queue.submit(max_tokens=300)
-    settings = queue.settings(max_queue_seconds=55.0, drain_seconds=0.0)
-    with WorkerThread(settings, before_run=gate) as worker:
-        queue.wait_for_tokens(request_id, 1)
-        worker.worker.stop()
-        gate.step_to_end_of(worker)
+    left_in_the_middle(queue, request_id, tokens=1, settings={"max_queue_seconds": 55.0})
     latest = queue.connection.zscore(queue.keys.wait, request_id)
     assert latest is not None
     assert 0 < latest - queue.broker.now_ms() <= 55_000

@@ -13,6 +13,16 @@ from service.worker.model.text import ModelTokenizer
 from service.worker.settings.config import EMBEDDED_MODEL
 from tests.service.builders import make_settings
 
+#: A queue that no test here asks for.
+NOWHERE = ("redis://nowhere", "queue")
+
+
+@pytest.fixture(scope="module")
+def served():
+    """The embedded model with blocks on the host, of which no test changes anything."""
+    yield load_model(make_settings(*NOWHERE, num_blocks=16, num_host_blocks=5, device="cpu"))
+    gc.unfreeze()
+
 
 @pytest.fixture
 def unfrozen():
@@ -22,14 +32,14 @@ def unfrozen():
 
 @pytest.mark.usefixtures("unfrozen")
 def test_what_was_loaded_is_never_looked_through_for_garbage_again():
-    served = load_model(make_settings("redis://nowhere", "queue", num_blocks=16))
+    served = load_model(make_settings(*NOWHERE, num_blocks=16))
     assert served.tokenizer.encode_prompt("1+2=")
     assert gc.get_freeze_count() > 10 * len(gc.get_objects())
 
 
 @pytest.mark.usefixtures("unfrozen")
 def test_it_is_said_where_requests_are_shorter_than_somebody_may_believe():
-    settings = make_settings("redis://nowhere", "queue", num_blocks=2, max_model_len=100_000)
+    settings = make_settings(*NOWHERE, num_blocks=2, max_model_len=100_000)
     with capture_logs() as said:
         served = load_model(settings)
     reads, holds = served.engine.config.max_model_len, 2 * settings.block_size
@@ -38,26 +48,19 @@ def test_it_is_said_where_requests_are_shorter_than_somebody_may_believe():
     assert (too_few["longest_request"], too_few["max_model_len"]) == (holds, reads)
     assert served.abilities["max_model_len"] == holds
     with capture_logs() as said:
-        load_model(make_settings("redis://nowhere", "queue", num_blocks=1 + reads // 16))
+        load_model(make_settings(*NOWHERE, num_blocks=1 + reads // 16))
     assert not [line for line in said if line["log_level"] == "warning"]
 
 
 @pytest.mark.usefixtures("unfrozen")
-@pytest.mark.parametrize("asked", [None, 77])
-def test_the_engine_plans_steps_as_large_as_the_runner_computes(asked):
-    settings = make_settings(
-        "redis://nowhere", "queue", num_blocks=16, device="cpu", max_num_batched_tokens=asked
-    )
-    config = load_model(settings).engine.config
-    assert (config.max_num_seqs, config.max_num_batched_tokens) == (64, asked or 256)
+def test_the_engine_plans_steps_as_large_as_the_runner_computes(served):
+    config = served.engine.config
+    assert (config.max_num_seqs, config.max_num_batched_tokens) == (64, 256)
+    told = load_model(make_settings(*NOWHERE, num_blocks=16, max_num_batched_tokens=77))
+    assert told.engine.config.max_num_batched_tokens == 77
 
 
-@pytest.mark.usefixtures("unfrozen")
-def test_the_memory_of_the_cache_is_that_of_its_tensors():
-    settings = make_settings(
-        "redis://nowhere", "queue", num_blocks=16, num_host_blocks=5, device="cpu"
-    )
-    served = load_model(settings)
+def test_the_memory_of_the_cache_is_that_of_its_tensors(served):
     pool = served.engine._runner.kv_pool
     assert served.cache_bytes == {
         "block": pool.bytes_per_block,

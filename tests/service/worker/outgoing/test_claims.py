@@ -17,6 +17,7 @@ from tests.service.builders import (
     WorkerThread,
     eventually,
     expected_tokens,
+    left_in_the_middle,
 )
 
 #: Three blocks of tokens, so that there is something to share.
@@ -163,12 +164,7 @@ def test_what_has_generated_the_first_token_counts_and_not_who_claimed_first(
     (claimed,) = queue.broker.claim(entries, fingerprint="fake-1")
     assert isinstance(claimed, Claimed)
     queue.take_away(request_id)
-    gate, settings = StepGate(steps=0), queue.settings(drain_seconds=0.0)
-    with WorkerThread(settings, fingerprint="fake-2", before_run=gate) as worker:
-        gate.step_until(lambda: queue.published(request_id) >= 4)
-        worker.worker.stop()
-        gate.step_to_end_of(worker)
-    assert queue.broker.status(request_id).state == "queued"
+    left_in_the_middle(queue, request_id, fingerprint="fake-2")
     with WorkerThread(queue.settings(), fingerprint=last):
         output = queue.result(request_id)
     assert output.completion.resumed_fingerprint_changed is is_changed

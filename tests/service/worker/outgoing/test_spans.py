@@ -33,6 +33,7 @@ from tests.service.builders import (
     eventually,
     expected_tokens,
     http_get,
+    left_in_the_middle,
 )
 from tests.service.processes import WorkerProcess
 
@@ -135,12 +136,7 @@ def test_a_takeover_is_a_span_of_the_same_trace_with_a_link_to_the_claim_before(
 ):
     """Without a caller's trace, too: then the trace is a function of the request."""
     request_id = queue.submit((1, 2, 3), max_tokens=300)
-    gate = StepGate(steps=0)
-    settings = queue.settings(traces="otlp", drain_seconds=0.0)
-    with WorkerThread(settings, before_run=gate) as one:
-        gate.step_until(lambda: queue.published(request_id) >= 4)
-        one.worker.stop()
-        gate.step_to_end_of(one)
+    left_in_the_middle(queue, request_id, settings={"traces": "otlp"})
     with WorkerThread(queue.settings(traces="otlp")):
         assert queue.result(request_id).token_ids == expected_tokens((1, 2, 3), max_tokens=300)
     first, second = collector.claims(request_id)

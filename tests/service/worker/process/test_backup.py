@@ -72,6 +72,7 @@ def test_a_restored_copy_continues_every_generation(
         copy.name, copy.keys = queue.name, queue.keys
         copy.broker = Broker(copy.connection, queue=queue.name, lease_seconds=LEASE_SECONDS)
         known = {one: copy.published(one) for one in ids}
+        copy.take_all_away()
         with WorkerThread(copy.settings(max_num_seqs=6)):
             for one, prompt in zip(ids, prompts, strict=True):
                 output = copy.result(one)

@@ -251,8 +251,9 @@ def test_a_drain_finishes_what_is_running_and_leaves_the_rest_in_the_queue(queue
 
 
 def test_requests_released_by_a_drain_are_continued_to_the_very_same_tokens(queue: Queue):
+    """As `left_in_the_middle` has it, with what the worker counts."""
     gate = StepGate(steps=0)
-    ids = [queue.submit((n, n), max_tokens=300) for n in (1, 2, 3)]
+    ids = [queue.submit((n, n), max_tokens=100) for n in (1, 2, 3)]
     with WorkerThread(queue.settings(drain_seconds=0.0), before_run=gate) as worker:
         gate.step_until(lambda: all(queue.published(request_id) >= 5 for request_id in ids))
         worker.worker.stop()
@@ -269,7 +270,7 @@ def test_requests_released_by_a_drain_are_continued_to_the_very_same_tokens(queu
         resumed = {"model": "fake", "fingerprint": "same"}
         assert second.metric("quire_requests_resumed_total", **resumed) == 3
     for n, output in zip((1, 2, 3), outputs, strict=True):
-        assert output.token_ids == expected_tokens((n, n), max_tokens=300)
+        assert output.token_ids == expected_tokens((n, n), max_tokens=100)
         assert output.text == text_of(output.token_ids)
         assert output.completion.attempts == 1
         assert output.completion.resumes == 1
