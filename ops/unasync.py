@@ -24,6 +24,7 @@ SOURCES = (
     "quire/client/ends",
     "quire/client/group_handle",
     "quire/client/handle",
+    "quire/queue/producer",
 )
 
 #: The rules, in their order. They hold for code, docstrings and comments alike.
@@ -57,6 +58,19 @@ _PHRASES: Sequence[tuple[str, str]] = (
     that waits for a stream or a result uses one; a further one is refused. All methods may raise
     BrokerUnavailable.
 """,
+    ),
+    (
+        """\
+    For one event loop. The waiting reads of all coroutines share one connection and few XREADs,
+    however many logs they follow. Set the same durations for all brokers of a queue.
+""",
+        """\
+    Safe to share between threads. Set the same durations for all brokers of a queue.
+""",
+    ),
+    (
+        "Ends all reads that wait, with BrokerUnavailable. The connection stays open.",
+        "Ends nothing: a thread that reads has its own end. The connection stays open.",
     ),
 )
 

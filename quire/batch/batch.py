@@ -22,7 +22,7 @@ from quire.batch.progress import DEFAULT_MAX_INFLIGHT, BatchOptions, BatchProgre
 from quire.batch.run import BatchRun
 from quire.client.client import Client
 from quire.errors import InvalidRequest
-from quire.queue.broker import Broker
+from quire.queue.producer import Producer
 from quire.transport.connection import connect
 from quire.wire.arguments import QueueSettings
 from quire.wire.protocol import Priority
@@ -35,7 +35,7 @@ OUTAGE_SECONDS = 60.0
 
 
 def run_batch(
-    broker: str | Broker | Client,
+    broker: str | Producer | Client,
     input_path: str | Path,
     output_path: str | Path,
     *,
@@ -95,10 +95,12 @@ def run_batch(
 
 def brokers_of(
     connection: redis.Redis, *, queue: str, shards: int, settings: QueueSettings
-) -> list[Broker]:
+) -> list[Producer]:
     """The brokers of a run with a url. Each of their calls is repeated for OUTAGE_SECONDS."""
     settings.setdefault("retry_seconds", OUTAGE_SECONDS)
-    brokers = [Broker(connection, queue=queue, shard=shard, **settings) for shard in range(shards)]
+    brokers = [
+        Producer(connection, queue=queue, shard=shard, **settings) for shard in range(shards)
+    ]
     for broker in brokers:
         # Each call already waits that long; a second wait on top would double the time.
         broker.outage_seconds = 0.0

@@ -28,7 +28,7 @@ from quire.batch.progress import FIRST, BatchOptions, BatchProgress, Position, T
 from quire.client.following import Following
 from quire.client.handle import explain, retried
 from quire.errors import InvalidRequest, OutputRewound, ProtocolError, QueueFull, UnknownRequest
-from quire.queue.broker import Broker
+from quire.queue.producer import Producer
 from quire.queue.publish.output_log import OutputRead
 from quire.queue.submit.routing import Parting, shard_of
 from quire.queue.submit.submit import Submitted
@@ -71,7 +71,7 @@ class BatchRun:
 
     def __init__(
         self,
-        brokers: Sequence[Broker],
+        brokers: Sequence[Producer],
         source: Path,
         files: ResultFiles,
         *,
@@ -212,7 +212,7 @@ class BatchRun:
 
     def _read(self, *, block_seconds: float | None) -> None:
         """Reads all logs once. If none has new entries, blocks on the group read longest ago."""
-        shards: dict[Broker, list[str]] = {}
+        shards: dict[Producer, list[str]] = {}
         for request_id in self._open:
             shards.setdefault(self._broker_of(request_id), []).append(request_id)
         groups = [
@@ -228,7 +228,7 @@ class BatchRun:
         elif self._waiting and block_seconds is not None:
             self._stop.wait(max(0.0, self._submit_after - time.monotonic()))
 
-    def _broker_of(self, request_id: str) -> Broker:
+    def _broker_of(self, request_id: str) -> Producer:
         return self._brokers[shard_of(request_id, len(self._brokers))]
 
     def _read_group(self, group: list[str], *, block_seconds: float | None) -> bool:

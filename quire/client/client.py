@@ -36,7 +36,7 @@ from quire.client.vectors import (
     requests_for,
 )
 from quire.errors import QuireError, RequestFailed
-from quire.queue.broker import Broker
+from quire.queue.producer import Producer
 from quire.queue.request.status import RequestStatus
 from quire.queue.submit.messages import Item, must_ask_clock, ready_messages
 from quire.queue.submit.routing import Parting, check_group_name, shard_of
@@ -73,24 +73,25 @@ class Client:
 
     def __init__(
         self,
-        broker: str | redis.Redis | Broker = DEFAULT_URL,
+        broker: str | redis.Redis | Producer = DEFAULT_URL,
         *,
         queue: str = "default",
         tenant: str = "default",
         shards: int = 1,
         **settings: Unpack[QueueSettings],
     ) -> None:
-        _check_shards(shards, is_broker=isinstance(broker, Broker), settings=settings)
+        _check_shards(shards, is_broker=isinstance(broker, Producer), settings=settings)
         self._owned = connect(broker) if isinstance(broker, str) else None
         connection = self._owned or broker
         self._owns_brokers = isinstance(connection, redis.Redis)
-        if isinstance(connection, Broker):
+        if isinstance(connection, Producer):
             self.brokers = [connection]
         elif not isinstance(connection, redis.Redis):
             raise TypeError("a Client takes a url, a connection from `connect`, or a Broker")
         else:
             self.brokers = [
-                Broker(connection, queue=queue, shard=shard, **settings) for shard in range(shards)
+                Producer(connection, queue=queue, shard=shard, **settings)
+                for shard in range(shards)
             ]
         self._tenant = tenant
 
@@ -317,7 +318,7 @@ class Client:
         """The broker's clock, in unix milliseconds. Deadlines are times on this clock."""
         return self.brokers[0].now_ms()
 
-    def broker_of(self, request_id: str) -> Broker:
+    def broker_of(self, request_id: str) -> Producer:
         return self.brokers[shard_of(request_id, len(self.brokers))]
 
     def _sending(self, num_requests: int) -> AbstractContextManager[Mapping[str, str]]:

@@ -35,7 +35,7 @@ from quire.client.vectors import (
     requests_for,
 )
 from quire.errors import QuireError, RequestFailed
-from quire.queue.broker_async import AsyncBroker
+from quire.queue.producer_async import AsyncProducer
 from quire.queue.request.status import RequestStatus
 from quire.queue.submit.messages import Item, must_ask_clock, ready_messages
 from quire.queue.submit.routing import Parting, check_group_name, shard_of
@@ -71,18 +71,18 @@ class AsyncClient:
 
     def __init__(
         self,
-        broker: str | redis.asyncio.Redis | AsyncBroker = DEFAULT_URL,
+        broker: str | redis.asyncio.Redis | AsyncProducer = DEFAULT_URL,
         *,
         queue: str = "default",
         tenant: str = "default",
         shards: int = 1,
         **settings: Unpack[QueueSettings],
     ) -> None:
-        _check_shards(shards, is_broker=isinstance(broker, AsyncBroker), settings=settings)
+        _check_shards(shards, is_broker=isinstance(broker, AsyncProducer), settings=settings)
         self._owned = connect_async(broker) if isinstance(broker, str) else None
         connection = self._owned or broker
         self._owns_brokers = isinstance(connection, redis.asyncio.Redis)
-        if isinstance(connection, AsyncBroker):
+        if isinstance(connection, AsyncProducer):
             self.brokers = [connection]
         elif not isinstance(connection, redis.asyncio.Redis):
             raise TypeError(
@@ -90,7 +90,7 @@ class AsyncClient:
             )
         else:
             self.brokers = [
-                AsyncBroker(connection, queue=queue, shard=shard, **settings)
+                AsyncProducer(connection, queue=queue, shard=shard, **settings)
                 for shard in range(shards)
             ]
         self._tenant = tenant
@@ -318,7 +318,7 @@ class AsyncClient:
         """The broker's clock, in unix milliseconds. Deadlines are times on this clock."""
         return await self.brokers[0].now_ms()
 
-    def broker_of(self, request_id: str) -> AsyncBroker:
+    def broker_of(self, request_id: str) -> AsyncProducer:
         return self.brokers[shard_of(request_id, len(self.brokers))]
 
     def _sending(self, num_requests: int) -> AbstractContextManager[Mapping[str, str]]:

@@ -13,8 +13,8 @@ from functools import partial
 from quire.client.handle import retried
 from quire.client.shard_cursor import ShardCursor, cursors_in
 from quire.errors import InvalidRequest, QuireError
-from quire.queue.broker import Broker
 from quire.queue.ends.telling import Delivery
+from quire.queue.producer import Producer
 from quire.transport.connection import MAX_BLOCK_SECONDS
 from quire.transport.patience import Patience
 from quire.wire.ends import End
@@ -32,7 +32,7 @@ _NAME = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
 def ends_of(
-    brokers: Sequence[Broker],
+    brokers: Sequence[Producer],
     *,
     after: str,
     group: str | None,
@@ -54,7 +54,7 @@ def ends_of(
 class _Reader:
     """What both kinds of readers have. A reader of ends outlasts an outage of Redis."""
 
-    def __init__(self, brokers: Sequence[Broker], *, timeout: float | None) -> None:
+    def __init__(self, brokers: Sequence[Producer], *, timeout: float | None) -> None:
         self._brokers = brokers
         self._timeout = timeout
         # There is nothing to explain: a queue without ends is no riddle.
@@ -86,14 +86,14 @@ class _CursorReader(_Reader):
                 if self._read(broker, cursor.newest, block_seconds=seconds):
                     break
 
-    def _new_ends(self, broker: Broker, cursor: ShardCursor) -> Sequence[End]:
+    def _new_ends(self, broker: Producer, cursor: ShardCursor) -> Sequence[End]:
         while True:
             ends = cursor.unseen(self._read(broker, cursor.before_newest))
             if ends is not None:
                 return ends
 
     def _read(
-        self, broker: Broker, after: str, *, block_seconds: float | None = None
+        self, broker: Producer, after: str, *, block_seconds: float | None = None
     ) -> Sequence[End]:
         read = partial(broker.told, after=after, block_seconds=block_seconds)
         return retried(self._patience, read)
@@ -103,13 +103,13 @@ class _Consumer(_Reader):
     """One consumer of a group. An end counts as handled when the next one is asked for."""
 
     def __init__(
-        self, brokers: Sequence[Broker], group: str, consumer: str, *, timeout: float | None
+        self, brokers: Sequence[Producer], group: str, consumer: str, *, timeout: float | None
     ) -> None:
         super().__init__(brokers, timeout=timeout)
         self._group = group
         self._names = group, consumer
         #: Handled and not acknowledged yet: the shard's broker, and positions.
-        self._handled: dict[Broker, list[str]] = {broker: [] for broker in brokers}
+        self._handled: dict[Producer, list[str]] = {broker: [] for broker in brokers}
 
     def ends(self) -> Iterator[End]:
         """Each end, until there was none for `timeout` seconds.
@@ -129,7 +129,7 @@ class _Consumer(_Reader):
             with contextlib.suppress(QuireError):
                 self._acknowledge()
 
-    def _deliveries(self) -> Iterator[tuple[Broker, Delivery]]:
+    def _deliveries(self) -> Iterator[tuple[Producer, Delivery]]:
         for broker in self._brokers:
             again = partial(broker.delivered, *self._names)
             while (found := self._read(again)).positions:

@@ -12,8 +12,8 @@ from functools import partial
 from quire.client.handle_async import retried
 from quire.client.shard_cursor import ShardCursor, cursors_in
 from quire.errors import InvalidRequest, QuireError
-from quire.queue.broker_async import AsyncBroker
 from quire.queue.ends.telling import Delivery
+from quire.queue.producer_async import AsyncProducer
 from quire.transport.connection import MAX_BLOCK_SECONDS
 from quire.transport.patience import Patience
 from quire.wire.ends import End
@@ -31,7 +31,7 @@ _NAME = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 
 def ends_of(
-    brokers: Sequence[AsyncBroker],
+    brokers: Sequence[AsyncProducer],
     *,
     after: str,
     group: str | None,
@@ -53,7 +53,7 @@ def ends_of(
 class _Reader:
     """What both kinds of readers have. A reader of ends outlasts an outage of Redis."""
 
-    def __init__(self, brokers: Sequence[AsyncBroker], *, timeout: float | None) -> None:
+    def __init__(self, brokers: Sequence[AsyncProducer], *, timeout: float | None) -> None:
         self._brokers = brokers
         self._timeout = timeout
         # There is nothing to explain: a queue without ends is no riddle.
@@ -85,14 +85,14 @@ class _CursorReader(_Reader):
                 if await self._read(broker, cursor.newest, block_seconds=seconds):
                     break
 
-    async def _new_ends(self, broker: AsyncBroker, cursor: ShardCursor) -> Sequence[End]:
+    async def _new_ends(self, broker: AsyncProducer, cursor: ShardCursor) -> Sequence[End]:
         while True:
             ends = cursor.unseen(await self._read(broker, cursor.before_newest))
             if ends is not None:
                 return ends
 
     async def _read(
-        self, broker: AsyncBroker, after: str, *, block_seconds: float | None = None
+        self, broker: AsyncProducer, after: str, *, block_seconds: float | None = None
     ) -> Sequence[End]:
         read = partial(broker.told, after=after, block_seconds=block_seconds)
         return await retried(self._patience, read)
@@ -102,13 +102,13 @@ class _Consumer(_Reader):
     """One consumer of a group. An end counts as handled when the next one is asked for."""
 
     def __init__(
-        self, brokers: Sequence[AsyncBroker], group: str, consumer: str, *, timeout: float | None
+        self, brokers: Sequence[AsyncProducer], group: str, consumer: str, *, timeout: float | None
     ) -> None:
         super().__init__(brokers, timeout=timeout)
         self._group = group
         self._names = group, consumer
         #: Handled and not acknowledged yet: the shard's broker, and positions.
-        self._handled: dict[AsyncBroker, list[str]] = {broker: [] for broker in brokers}
+        self._handled: dict[AsyncProducer, list[str]] = {broker: [] for broker in brokers}
 
     async def ends(self) -> AsyncIterator[End]:
         """Each end, until there was none for `timeout` seconds.
@@ -128,7 +128,7 @@ class _Consumer(_Reader):
             with contextlib.suppress(QuireError):
                 await self._acknowledge()
 
-    async def _deliveries(self) -> AsyncIterator[tuple[AsyncBroker, Delivery]]:
+    async def _deliveries(self) -> AsyncIterator[tuple[AsyncProducer, Delivery]]:
         for broker in self._brokers:
             again = partial(broker.delivered, *self._names)
             while (found := await self._read(again)).positions:

@@ -17,8 +17,8 @@ from functools import partial
 
 from quire.client.handle import completion_of, explain, retried
 from quire.errors import ProtocolError, QuireError, ResultExpired
-from quire.queue.broker import Broker
 from quire.queue.groups.grouping import EndsCursor, GroupEnd
+from quire.queue.producer import Producer
 from quire.transport.connection import MAX_BLOCK_SECONDS
 from quire.transport.patience import Patience
 from quire.wire.output import Completion, ErrorInfo, FinishReason, State
@@ -35,7 +35,7 @@ class GroupHandle:
     a wait for it ends at once.
     """
 
-    def __init__(self, brokers: Sequence[Broker], group: str) -> None:
+    def __init__(self, brokers: Sequence[Producer], group: str) -> None:
         self.group = group
         self._brokers = brokers
 
@@ -87,13 +87,13 @@ class GroupHandle:
 class _Reading:
     """One reader of a group. `timeout` starts when it is made."""
 
-    def __init__(self, brokers: Sequence[Broker], group: str, *, timeout: float | None) -> None:
+    def __init__(self, brokers: Sequence[Producer], group: str, *, timeout: float | None) -> None:
         self._group = group
         self._cursors = {broker: EndsCursor() for broker in brokers}
         outage_seconds = brokers[0].outage_seconds
         self.patience = Patience(timeout, f"the group {group}", outage_seconds=outage_seconds)
 
-    def ends(self) -> Iterator[tuple[Broker, GroupEnd]]:
+    def ends(self) -> Iterator[tuple[Producer, GroupEnd]]:
         """The end of each member, with the broker of its shard, until none is open."""
         patience = self.patience
         while True:
@@ -118,7 +118,7 @@ class _Reading:
                 self._end_overdue(waiting)
                 explain(patience, waiting[0])
 
-    def completion_of(self, broker: Broker, end: GroupEnd) -> Completion | None:
+    def completion_of(self, broker: Producer, end: GroupEnd) -> Completion | None:
         """The completion of a member, also if it cannot be read; None if it is open again."""
         try:
             return retried(self.patience, partial(completion_of, broker, end.request_id))
@@ -129,12 +129,12 @@ class _Reading:
             error = ErrorInfo("damaged", str(damage))
             return Completion(end.request_id, State.FAILED, FinishReason.ERROR, error=error)
 
-    def _has_come(self, waiting: Sequence[Broker]) -> bool:
+    def _has_come(self, waiting: Sequence[Producer]) -> bool:
         """Waits for an end in each shard in turn; returns whether there was one."""
         longest = MAX_BLOCK_SECONDS if len(self._cursors) == 1 else TURN_SECONDS
         for broker in waiting:
 
-            def wait(broker: Broker = broker) -> Sequence[GroupEnd]:
+            def wait(broker: Producer = broker) -> Sequence[GroupEnd]:
                 after, left = self._cursors[broker].position, self.patience.left(longest)
                 return broker.read_ends(self._group, after=after, block_seconds=left)
 
@@ -142,7 +142,7 @@ class _Reading:
                 return True
         return False
 
-    def _end_overdue(self, waiting: Sequence[Broker]) -> None:
+    def _end_overdue(self, waiting: Sequence[Producer]) -> None:
         for broker in waiting:
             # A lasting error is raised by the next read.
             with contextlib.suppress(QuireError):

@@ -16,8 +16,8 @@ from functools import partial
 
 from quire.client.handle_async import completion_of, explain, retried
 from quire.errors import ProtocolError, QuireError, ResultExpired
-from quire.queue.broker_async import AsyncBroker
 from quire.queue.groups.grouping import EndsCursor, GroupEnd
+from quire.queue.producer_async import AsyncProducer
 from quire.transport.connection import MAX_BLOCK_SECONDS
 from quire.transport.patience import Patience
 from quire.wire.output import Completion, ErrorInfo, FinishReason, State
@@ -34,7 +34,7 @@ class AsyncGroupHandle:
     a wait for it ends at once.
     """
 
-    def __init__(self, brokers: Sequence[AsyncBroker], group: str) -> None:
+    def __init__(self, brokers: Sequence[AsyncProducer], group: str) -> None:
         self.group = group
         self._brokers = brokers
 
@@ -87,14 +87,14 @@ class _Reading:
     """One reader of a group. `timeout` starts when it is made."""
 
     def __init__(
-        self, brokers: Sequence[AsyncBroker], group: str, *, timeout: float | None
+        self, brokers: Sequence[AsyncProducer], group: str, *, timeout: float | None
     ) -> None:
         self._group = group
         self._cursors = {broker: EndsCursor() for broker in brokers}
         outage_seconds = brokers[0].outage_seconds
         self.patience = Patience(timeout, f"the group {group}", outage_seconds=outage_seconds)
 
-    async def ends(self) -> AsyncIterator[tuple[AsyncBroker, GroupEnd]]:
+    async def ends(self) -> AsyncIterator[tuple[AsyncProducer, GroupEnd]]:
         """The end of each member, with the broker of its shard, until none is open."""
         patience = self.patience
         while True:
@@ -119,7 +119,7 @@ class _Reading:
                 await self._end_overdue(waiting)
                 await explain(patience, waiting[0])
 
-    async def completion_of(self, broker: AsyncBroker, end: GroupEnd) -> Completion | None:
+    async def completion_of(self, broker: AsyncProducer, end: GroupEnd) -> Completion | None:
         """The completion of a member, also if it cannot be read; None if it is open again."""
         try:
             return await retried(self.patience, partial(completion_of, broker, end.request_id))
@@ -130,12 +130,12 @@ class _Reading:
             error = ErrorInfo("damaged", str(damage))
             return Completion(end.request_id, State.FAILED, FinishReason.ERROR, error=error)
 
-    async def _has_come(self, waiting: Sequence[AsyncBroker]) -> bool:
+    async def _has_come(self, waiting: Sequence[AsyncProducer]) -> bool:
         """Waits for an end in each shard in turn; returns whether there was one."""
         longest = MAX_BLOCK_SECONDS if len(self._cursors) == 1 else TURN_SECONDS
         for broker in waiting:
 
-            def wait(broker: AsyncBroker = broker) -> Awaitable[Sequence[GroupEnd]]:
+            def wait(broker: AsyncProducer = broker) -> Awaitable[Sequence[GroupEnd]]:
                 after, left = self._cursors[broker].position, self.patience.left(longest)
                 return broker.read_ends(self._group, after=after, block_seconds=left)
 
@@ -143,7 +143,7 @@ class _Reading:
                 return True
         return False
 
-    async def _end_overdue(self, waiting: Sequence[AsyncBroker]) -> None:
+    async def _end_overdue(self, waiting: Sequence[AsyncProducer]) -> None:
         for broker in waiting:
             # A lasting error is raised by the next read.
             with contextlib.suppress(QuireError):

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from quire.client.following import MAX_READINGS, Following, joined_items, raise_unless_completed
 from quire.errors import BrokerUnavailable, OutputRewound, ProtocolError, QuireError, UnknownRequest
-from quire.queue.broker import Broker
+from quire.queue.producer import Producer
 from quire.queue.publish.output_log import OutputRead
 from quire.queue.request.status import RequestStatus
 from quire.transport.concurrency import aside, in_turns, list_of, pause, timeout
@@ -25,7 +25,7 @@ _Result = TypeVar("_Result")
 class Handle:
     """One request. The handle has no state but the id, so it may be discarded."""
 
-    def __init__(self, broker: Broker, request_id: str, *, known: bool = False) -> None:
+    def __init__(self, broker: Producer, request_id: str, *, known: bool = False) -> None:
         self.request_id = request_id
         self._broker = broker
         self._known = known
@@ -131,7 +131,7 @@ class Handle:
         return self._broker.status(self.request_id)
 
 
-def next_read(broker: Broker, following: Following) -> OutputRead:
+def next_read(broker: Producer, following: Following) -> OutputRead:
     """Waits until there is something after what was read.
 
     Meanwhile it reads the status from time to time, ends an overdue request, and reports if no
@@ -154,7 +154,7 @@ def next_read(broker: Broker, following: Following) -> OutputRead:
             explain(patience, broker)
 
 
-def completion_of(broker: Broker, request_id: str) -> Completion | None:
+def completion_of(broker: Producer, request_id: str) -> Completion | None:
     """The completion of a request that has ended, in any state; None if it is open again.
 
     Never waits. ResultExpired, ProtocolError.
@@ -168,7 +168,7 @@ def completion_of(broker: Broker, request_id: str) -> Completion | None:
     raise ProtocolError(f"{request_id}: its log was rewritten during each of {MAX_READINGS} reads")
 
 
-def _read_whole(broker: Broker, request_id: str) -> Completion | None:
+def _read_whole(broker: Producer, request_id: str) -> Completion | None:
     following, items = Following(request_id, known=True), list[TokenChunk | Completion]()
     while not following.has_ended:
         read = (broker.read_output(following.position)).get(request_id)
@@ -204,7 +204,7 @@ def retried(patience: Patience, read: Callable[[], _Result]) -> _Result:
         pause(seconds)
 
 
-def explain(patience: Patience, broker: Broker) -> None:
+def explain(patience: Patience, broker: Producer) -> None:
     """Finds out once, when it is time, why no worker takes requests of this shard."""
     if patience.is_to_explain:
         reason = None
@@ -214,7 +214,7 @@ def explain(patience: Patience, broker: Broker) -> None:
         patience.explain(reason)
 
 
-def _end_overdue(broker: Broker, request_id: str) -> None:
+def _end_overdue(broker: Producer, request_id: str) -> None:
     """Ends an overdue request.
 
     Errors are ignored: if one lasts, the next read raises it. A Redis user may lack the right to
@@ -224,7 +224,7 @@ def _end_overdue(broker: Broker, request_id: str) -> None:
         broker.end_overdue([request_id])
 
 
-def _status(broker: Broker, request_id: str) -> RequestStatus | None:
+def _status(broker: Producer, request_id: str) -> RequestStatus | None:
     try:
         return broker.status(request_id)
     except UnknownRequest:

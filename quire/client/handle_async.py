@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from quire.client.following import MAX_READINGS, Following, joined_items, raise_unless_completed
 from quire.errors import BrokerUnavailable, OutputRewound, ProtocolError, QuireError, UnknownRequest
-from quire.queue.broker_async import AsyncBroker
+from quire.queue.producer_async import AsyncProducer
 from quire.queue.publish.output_log import OutputRead
 from quire.queue.request.status import RequestStatus
 from quire.transport.concurrency_async import aside, in_turns, list_of, pause, timeout
@@ -24,7 +24,7 @@ _Result = TypeVar("_Result")
 class AsyncHandle:
     """One request. The handle has no state but the id, so it may be discarded."""
 
-    def __init__(self, broker: AsyncBroker, request_id: str, *, known: bool = False) -> None:
+    def __init__(self, broker: AsyncProducer, request_id: str, *, known: bool = False) -> None:
         self.request_id = request_id
         self._broker = broker
         self._known = known
@@ -133,7 +133,7 @@ class AsyncHandle:
         return await self._broker.status(self.request_id)
 
 
-async def next_read(broker: AsyncBroker, following: Following) -> OutputRead:
+async def next_read(broker: AsyncProducer, following: Following) -> OutputRead:
     """Waits until there is something after what was read.
 
     Meanwhile it reads the status from time to time, ends an overdue request, and reports if no
@@ -156,7 +156,7 @@ async def next_read(broker: AsyncBroker, following: Following) -> OutputRead:
             await explain(patience, broker)
 
 
-async def completion_of(broker: AsyncBroker, request_id: str) -> Completion | None:
+async def completion_of(broker: AsyncProducer, request_id: str) -> Completion | None:
     """The completion of a request that has ended, in any state; None if it is open again.
 
     Never waits. ResultExpired, ProtocolError.
@@ -170,7 +170,7 @@ async def completion_of(broker: AsyncBroker, request_id: str) -> Completion | No
     raise ProtocolError(f"{request_id}: its log was rewritten during each of {MAX_READINGS} reads")
 
 
-async def _read_whole(broker: AsyncBroker, request_id: str) -> Completion | None:
+async def _read_whole(broker: AsyncProducer, request_id: str) -> Completion | None:
     following, items = Following(request_id, known=True), list[TokenChunk | Completion]()
     while not following.has_ended:
         read = (await broker.read_output(following.position)).get(request_id)
@@ -206,7 +206,7 @@ async def retried(patience: Patience, read: Callable[[], Awaitable[_Result]]) ->
         await pause(seconds)
 
 
-async def explain(patience: Patience, broker: AsyncBroker) -> None:
+async def explain(patience: Patience, broker: AsyncProducer) -> None:
     """Finds out once, when it is time, why no worker takes requests of this shard."""
     if patience.is_to_explain:
         reason = None
@@ -216,7 +216,7 @@ async def explain(patience: Patience, broker: AsyncBroker) -> None:
         patience.explain(reason)
 
 
-async def _end_overdue(broker: AsyncBroker, request_id: str) -> None:
+async def _end_overdue(broker: AsyncProducer, request_id: str) -> None:
     """Ends an overdue request.
 
     Errors are ignored: if one lasts, the next read raises it. A Redis user may lack the right to
@@ -226,7 +226,7 @@ async def _end_overdue(broker: AsyncBroker, request_id: str) -> None:
         await broker.end_overdue([request_id])
 
 
-async def _status(broker: AsyncBroker, request_id: str) -> RequestStatus | None:
+async def _status(broker: AsyncProducer, request_id: str) -> RequestStatus | None:
     try:
         return await broker.status(request_id)
     except UnknownRequest:

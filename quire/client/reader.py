@@ -15,7 +15,6 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -23,6 +22,7 @@ import redis
 from redis.exceptions import RedisError
 
 from quire.errors import BrokerUnavailable, QuireError
+from quire.keys import Keys
 from quire.queue.broker import Broker
 from quire.queue.publish.output_log import OutputRead
 from quire.queue.publish.waits import (
@@ -33,9 +33,10 @@ from quire.queue.publish.waits import (
     Waits,
     lowest_of,
 )
+from quire.queue.reader import Reader
 from quire.queue.request.status import RequestStatus
-from quire.transport.connection import MAX_BLOCK_SECONDS, Retrying
-from quire.transport.procedure import RoundTrip, run, send
+from quire.transport.connection import Retrying
+from quire.transport.procedure import run, send
 from quire.wire.output import State
 
 #: The most short calls of readers at the same time; each uses a connection. Others wait.
@@ -58,15 +59,19 @@ class SharedReadsBroker(Broker):
 
     def _begin(self) -> None:
         self._turns = threading.BoundedSemaphore(MAX_CALLS)
-        reads = WaitingReads(self.keys, longest_block=self._longest_block)
-        self._reader = _Reader(self.connection, reads, retrying=self._retrying)
+        self._reader = _Reader(
+            self.connection,
+            self.keys,
+            longest_block=self._longest_block,
+            retrying=self._retrying,
+        )
 
     def read_output(
         self, seen: Mapping[str, int], *, block_seconds: float | None = None
     ) -> dict[str, OutputRead]:
         """See `Broker.read_output`. A read that waits shares its XREAD with all others."""
         if block_seconds is not None and seen:
-            return self._reader.read(seen, timeout=min(block_seconds, MAX_BLOCK_SECONDS))
+            return super().read_output(seen, block_seconds=block_seconds)
         with self._turns:
             return super().read_output(seen)
 
@@ -86,13 +91,14 @@ class SharedReadsBroker(Broker):
             return super().end_overdue(request_ids)
 
 
-class _Reader:
+class _Reader(Reader):
     """The one thread that reads for all waits. It ends after IDLE_SECONDS without a wait."""
 
-    def __init__(self, connection: redis.Redis, reads: WaitingReads, *, retrying: Retrying) -> None:
-        self._connection = connection
-        self._reads = reads
-        self._retrying = retrying
+    def __init__(
+        self, connection: redis.Redis, keys: Keys, *, longest_block: float, retrying: Retrying
+    ) -> None:
+        super().__init__(connection, keys, longest_block=longest_block, retrying=retrying)
+        self._reads = WaitingReads(keys, longest_block=longest_block)
         # Guards all attributes below; notified when a wait is added.
         self._changed = threading.Condition()
         self._waits = Waits()
@@ -173,10 +179,6 @@ class _Reader:
         with self._changed:
             self._waits.deliver(reads, lowest_of(groups))
         return bool(reads)
-
-    def _do(self, trip: RoundTrip) -> list[Any]:
-        once = partial(send, self._connection, trip)
-        return self._retrying(once, wait_seconds=trip.wait_seconds)
 
     def _wake(self) -> None:
         # If this fails (no memory, for example), the new wait begins after the blocked read.

@@ -1,6 +1,7 @@
 """The shared reader of an event loop: one task and one connection for all coroutines that wait.
 
-reader.py is the same for threads. waits.py, which both use, decides which logs are read together.
+client/reader.py is the same for threads. waits.py, which both use, decides which logs are read
+together.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from quire.errors import BrokerUnavailable, QuireError
 from quire.keys import Keys
 from quire.queue.publish.output_log import OutputRead
 from quire.queue.publish.waits import (
+    MAX_ENTRIES_PER_STREAM,
     RETURN_SECONDS,
     SWEEP_SECONDS,
     Wait,
@@ -26,7 +28,6 @@ from quire.queue.publish.waits import (
     lowest_of,
 )
 from quire.queue.shard_async import heeding_cancels
-from quire.transport.connection import longest_block_of
 from quire.transport.procedure import RoundTrip, run_async, send_async
 
 #: How long `close` waits for the reading task before it is cancelled.
@@ -36,16 +37,20 @@ CLOSE_SECONDS = 1.0
 class AsyncReader:
     """The one task that reads for all waits of this loop. It ends when no wait is left."""
 
+    #: The most entries of one log that one read takes.
+    max_entries = MAX_ENTRIES_PER_STREAM
+
     def __init__(
         self,
         connection: redis.asyncio.Redis,
         keys: Keys,
         *,
+        longest_block: float,
         retrying: Callable[..., Awaitable[Any]],
     ) -> None:
         self._connection = connection
         self._retrying = retrying
-        self._reads = WaitingReads(keys, longest_block=longest_block_of(connection))
+        self._reads = WaitingReads(keys, longest_block=longest_block)
         self._waits = Waits()
         self._task: asyncio.Task[None] | None = None
         self._is_blocked = False

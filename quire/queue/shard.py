@@ -10,12 +10,12 @@ import redis
 
 from quire.keys import Keys
 from quire.queue import clock, scripts
-from quire.transport.cluster.connection import for_key, owner_of
 from quire.transport.connection import Retrying, longest_block_of
 from quire.transport.durability import Durability
 from quire.transport.patience import OUTAGE_RETRIES
 from quire.transport.procedure import Command, Procedure, RoundTrip, run, send
 from quire.transport.script_runner import Argument, Ask, ScriptRunner
+from quire.transport.slots import for_key, owner_of
 
 _Result = TypeVar("_Result")
 

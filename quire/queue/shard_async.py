@@ -7,7 +7,7 @@ only sends, waits and retries. As in Broker, only what is idempotent is retried,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,7 +16,6 @@ from redis.exceptions import RedisError
 
 from quire.keys import Keys
 from quire.queue import clock, scripts
-from quire.transport.cluster.connection_async import for_key_async
 from quire.transport.connection import Attempts, is_of_replica, longest_block_of
 from quire.transport.durability import DurabilityRules
 from quire.transport.patience import OUTAGE_RETRIES
@@ -30,6 +29,7 @@ from quire.transport.script_runner import (
     script_error,
     sending,
 )
+from quire.transport.slots import for_key
 
 #: The most calls that are sent at the same time; each uses a connection. Others wait.
 MAX_CALLS = 8
@@ -62,12 +62,16 @@ class AsyncShard:
         keys: Keys,
         *,
         settings: Sequence[Argument],
+        lease_seconds: float,
         retry_seconds: float,
         durable: bool,
+        sources: Mapping[str, str] | None = None,
     ) -> None:
         self.keys = keys
+        self.lease_seconds = lease_seconds
+        self._sources = sources or {}
         #: Reaches the node of this shard; for reads that no method has.
-        self.connection = connection = for_key_async(connection, keys.prefix)
+        self.connection = connection = for_key(connection, keys.prefix)
         self._settings = tuple(settings)
         self._retry_seconds = retry_seconds
         #: For how long a wait without a timeout continues while Redis does not answer.
@@ -102,7 +106,10 @@ class AsyncShard:
         durability = self._durability if ask.must_be_durable else None
         if durability:
             await self._call(lambda: run_async(durability.probing(), self._look))
-        source, replies = scripts.load_source(ask.transition), list[Any]()
+        source, replies = (
+            self._sources.get(ask.transition) or scripts.load_source(ask.transition),
+            list[Any](),
+        )
         for part in pipelines_of(ask.calls):
             made = [arguments_of(call, self._settings) for call in part]
             replies += await self._call(partial(self._send, source, made, durability))

@@ -32,23 +32,19 @@ from redis.exceptions import (
     ResponseError,
     TryAgainError,
 )
-from redis.exceptions import (
-    ConnectionError as RedisConnectionError,
-)
-from redis.exceptions import (
-    TimeoutError as RedisTimeoutError,
-)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError
 
 from quire.errors import BrokerUnavailable, QueueFull, QuireError
-from quire.transport.cluster.connection import connect_to_cluster, is_cluster_url
 from quire.transport.keepalive import keepalive_options
-from quire.transport.sentinel import connect_through_sentinels, is_sentinel_url
 from quire.transport.urls import (
     CLUSTER_SCHEMES,
     SENTINEL_SCHEMES,
     has_several_hosts,
+    is_cluster_url,
+    is_sentinel_url,
     must_be_host,
     parts_of,
 )
@@ -145,9 +141,14 @@ def connect(url: str, *, block_seconds: float = MAX_BLOCK_SECONDS) -> redis.Redi
     is detected sooner. ValueError for an invalid url.
     """
     settings = connection_settings(url, block_seconds) | {"retry": Retry(NoBackoff(), 0)}
+    # What most producers never need is loaded only for such a url.
     if is_cluster_url(url):
+        from quire.transport.cluster.connection import connect_to_cluster
+
         client: redis.Redis = connect_to_cluster(url, settings)
     elif is_sentinel_url(url):
+        from quire.transport.sentinel import connect_through_sentinels
+
         client = connect_through_sentinels(url, settings)
     else:
         client = redis.Redis.from_url(url, **settings)

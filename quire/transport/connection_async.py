@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import redis.asyncio
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 
-from quire.transport.cluster.connection import is_cluster_url
-from quire.transport.cluster.connection_async import connect_to_cluster_async
 from quire.transport.connection import (
     MAX_BLOCK_SECONDS,
     connection_settings,
     refuse_unknown_options,
 )
-from quire.transport.sentinel import connect_through_sentinels, is_sentinel_url
+from quire.transport.urls import is_cluster_url, is_sentinel_url
 
 
 def connect_async(url: str, *, block_seconds: float = MAX_BLOCK_SECONDS) -> redis.asyncio.Redis:
@@ -24,8 +21,14 @@ def connect_async(url: str, *, block_seconds: float = MAX_BLOCK_SECONDS) -> redi
     """
     settings = connection_settings(url, block_seconds) | {"retry": Retry(NoBackoff(), 0)}
     if is_cluster_url(url):
+        from quire.transport.cluster.connection_async import connect_to_cluster_async
+
         client: redis.asyncio.Redis = connect_to_cluster_async(url, settings)
     elif is_sentinel_url(url):
+        from redis.asyncio.sentinel import Sentinel
+
+        from quire.transport.sentinel import connect_through_sentinels
+
         client = connect_through_sentinels(url, settings, make=Sentinel)
     else:
         client = redis.asyncio.Redis.from_url(url, **settings)

@@ -19,9 +19,9 @@ from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from quire.errors import BrokerUnavailable, DurabilityUnavailable
 from quire.keys import Keys
-from quire.transport.cluster.connection import for_key
 from quire.transport.connection import TRANSIENT
 from quire.transport.procedure import Procedure, RoundTrip, command, run, send
+from quire.transport.slots import for_key
 
 #: How long the write to disk may take.
 SYNC_SECONDS = 2.0

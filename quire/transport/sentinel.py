@@ -30,7 +30,6 @@ from quire.transport.urls import (
     addresses_of,
     credentials_of,
     parts_of,
-    scheme_of,
     tls_settings,
 )
 
@@ -128,11 +127,6 @@ class _AsyncMasterPool(redis.asyncio.sentinel.SentinelConnectionPool):
 
 #: The connection pool for each kind of sentinel client.
 _POOLS = {Sentinel: _MasterPool, redis.asyncio.sentinel.Sentinel: _AsyncMasterPool}
-
-
-def is_sentinel_url(url: str) -> bool:
-    """Whether `connect_through_sentinels` takes this url."""
-    return scheme_of(url) in SENTINEL_SCHEMES
 
 
 def connect_through_sentinels(

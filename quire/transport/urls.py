@@ -36,6 +36,16 @@ def scheme_of(url: str) -> str:
     return url.partition("://")[0]
 
 
+def is_cluster_url(url: str) -> bool:
+    """Whether it names nodes of a cluster, see cluster/."""
+    return scheme_of(url) in CLUSTER_SCHEMES
+
+
+def is_sentinel_url(url: str) -> bool:
+    """Whether it names sentinels, see sentinel.py."""
+    return scheme_of(url) in SENTINEL_SCHEMES
+
+
 def has_several_hosts(url: str) -> bool:
     """Whether a url with this scheme may name several hosts."""
     return scheme_of(url) in _KINDS

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import redis
 
 from quire.batch.batch import brokers_of
-from quire.queue.broker import Broker
+from quire.queue.producer import Producer
 from service.batcher.settings import BatcherSettings
 from service.shared.model_table import ModelRoute, read_models
 
@@ -15,7 +15,7 @@ from service.shared.model_table import ModelRoute, read_models
 class Destination:
     """The brokers of one queue. `model` replaces that of each line; None leaves it as it is."""
 
-    brokers: Sequence[Broker]
+    brokers: Sequence[Producer]
     model: str | None = None
 
 
@@ -54,7 +54,7 @@ class Destinations:
         route, served_as = found
         return Destination(self._by_queue[route.queue], served_as)
 
-    def _brokers(self, route: ModelRoute) -> list[Broker]:
+    def _brokers(self, route: ModelRoute) -> list[Producer]:
         settings = self._settings
         return brokers_of(
             self._connection,

@@ -18,7 +18,7 @@ import redis.asyncio
 
 from quire.keys import Keys
 from quire.queue.shard_async import heeding_cancels
-from quire.transport.cluster.connection_async import for_key_async
+from quire.transport.slots import for_key
 from service.notifier.circuits import FAILURES, Circuits
 from service.notifier.events import Event
 
@@ -114,7 +114,7 @@ class Deliveries:
     def __init__(
         self, connection: redis.asyncio.Redis, keys: Keys, *, most_per_tenant: int, life_ms: int
     ) -> None:
-        connection = for_key_async(connection, keys.prefix)
+        connection = for_key(connection, keys.prefix)
         self._connection = connection
         self._prefix = f"{keys.prefix}:hook:"
         self._due, self._counts = f"{self._prefix}due", f"{self._prefix}counts"

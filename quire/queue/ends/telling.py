@@ -15,8 +15,7 @@ from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from quire.errors import BrokerUnavailable, ProtocolError
 from quire.keys import Keys
-from quire.queue.shard import Shard
-from quire.queue.streams import at_most, entries_by_stream, read_streams
+from quire.queue.streams import entries_by_stream, read_streams
 from quire.transport.connection import translated
 from quire.transport.procedure import Procedure, RoundTrip, command
 from quire.wire.ends import BatchEnd, End
@@ -40,41 +39,8 @@ class Delivery:
     batches: Sequence[BatchEnd] = ()
 
 
-class Telling(Shard):
-    """The side of a Broker for the ends of its shard."""
-
-    def told(self, *, after: str, block_seconds: float | None = None) -> list[End]:
-        """The ends after a cursor, in order; waits for one as `read_output` does.
-
-        Leaves out the ends of batches, and entries that cannot be read.
-        """
-        block = at_most(block_seconds, self._longest_block)
-        return self.run(told(self.keys, after=after, block_seconds=block))
-
-    def deliver(self, group: str, consumer: str, *, block_seconds: float | None = None) -> Delivery:
-        """Ends that were delivered to no consumer of the group yet; waits as `told` does.
-
-        Creates the group if it is not there, before the oldest end that is kept. BrokerUnavailable
-        if Redis has no memory left for that; a group that is there is read also without.
-        """
-        block = at_most(block_seconds, self._longest_block)
-        return self.run(deliver(self.keys, group, consumer, block_seconds=block))
-
-    def delivered(self, group: str, consumer: str) -> Delivery:
-        """Ends that were delivered to this consumer and not acknowledged, the oldest ones."""
-        return self.run(delivered(self.keys, group, consumer))
-
-    def take_over(self, group: str, consumer: str, *, idle_seconds: float) -> Delivery:
-        """Delivers ends that other consumers have not acknowledged for so many seconds."""
-        return self.run(take_over(self.keys, group, consumer, idle_seconds=idle_seconds))
-
-    def acknowledge(self, group: str, positions: Sequence[str]) -> None:
-        """These ends are not delivered again. May be repeated."""
-        self.run(acknowledge(self.keys, group, positions))
-
-
 def told(keys: Keys, *, after: str, block_seconds: float | None) -> Procedure[list[End]]:
-    """See `Telling.told`."""
+    """See `Producer.told`."""
     while True:
         (reply,) = yield read_streams(
             {keys.ends: after}, count=MAX_TOLD_PER_READ, block_seconds=block_seconds
@@ -90,20 +56,20 @@ def told(keys: Keys, *, after: str, block_seconds: float | None) -> Procedure[li
 def deliver(
     keys: Keys, group: str, consumer: str, *, block_seconds: float | None
 ) -> Procedure[Delivery]:
-    """See `Telling.deliver`."""
+    """See `Producer.deliver`."""
     block_ms = None if block_seconds is None else max(1, int(block_seconds * 1000))
     entries = yield from _as_consumer(keys, group, consumer, after=">", block_ms=block_ms)
     return _delivery(entries)
 
 
 def delivered(keys: Keys, group: str, consumer: str) -> Procedure[Delivery]:
-    """See `Telling.delivered`."""
+    """See `Producer.delivered`."""
     entries = yield from _as_consumer(keys, group, consumer, after="0", block_ms=None)
     return _delivery(entries)
 
 
 def take_over(keys: Keys, group: str, consumer: str, *, idle_seconds: float) -> Procedure[Delivery]:
-    """See `Telling.take_over`."""
+    """See `Producer.take_over`."""
     claim = command(
         "xautoclaim",
         keys.ends,
@@ -118,7 +84,7 @@ def take_over(keys: Keys, group: str, consumer: str, *, idle_seconds: float) -> 
 
 
 def acknowledge(keys: Keys, group: str, positions: Sequence[str]) -> Procedure[None]:
-    """See `Telling.acknowledge`."""
+    """See `Producer.acknowledge`."""
     if positions:
         yield RoundTrip((command("xack", keys.ends, group, *positions),))
 

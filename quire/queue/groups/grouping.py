@@ -6,16 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.errors import QuireError
 from quire.keys import GROUP_SEPARATOR, Keys
 from quire.queue.clock import now_ms
-from quire.queue.lease.moving import expire_call
 from quire.queue.request.arguments import MAX_ITEMS_PER_CALL
-from quire.queue.shard import Shard
-from quire.queue.streams import at_most, entries_by_stream, read_streams
-from quire.queue.submit.cancel import cancel_many, states_of
+from quire.queue.streams import entries_by_stream, read_streams
 from quire.transport.procedure import Procedure, RoundTrip, command
-from quire.transport.script_runner import Ask
 from quire.wire.codec import reading
 from quire.wire.output import State
 
@@ -91,62 +86,15 @@ class EndsCursor:
         return ends
 
 
-class Grouping(Shard):
-    """The side of a Broker for groups. Each shard has only its own part of a group."""
-
-    def group_counts(self, group: str) -> dict[State, int]:
-        """How many of the group's requests are in each state; empty if the group does not exist."""
-        return self.run(group_counts(self.keys, group))
-
-    def group_progress(self, group: str) -> GroupProgress:
-        """The counts of the group, how many ends it has had, and the last one."""
-        return self.run(group_progress(self.keys, group))
-
-    def open_members(self, group: str) -> list[str]:
-        """The ids of the group's requests that have not ended, sorted."""
-        return self.run(open_members(self.keys, group))
-
-    def num_open_members(self, group: str) -> int:
-        """How many of the group's requests have not ended."""
-        return self.run(num_open_members(self.keys, group))
-
-    def read_ends(
-        self, group: str, *, after: str = FIRST_POSITION, block_seconds: float | None = None
-    ) -> list[GroupEnd]:
-        """The ends after a cursor, in order; waits for one as `read_output` does."""
-        block = at_most(block_seconds, self._longest_block)
-        return self.run(read_ends(self.keys, group, after=after, block_seconds=block))
-
-    def cancel_many(self, request_ids: Sequence[str]) -> dict[str, State]:
-        """Cancels many requests in few round trips; the result has no unknown ones."""
-        return self.run(cancel_many(self.keys, request_ids))
-
-    def end_overdue(self, request_ids: Sequence[str]) -> dict[str, State]:
-        """Ends the requests that are overdue and held by no worker; returns the states of these.
-
-        A request is overdue if it is past its deadline, too long in the queue, or was cancelled and
-        its worker is dead. Every reader that waits for it may call this at any time.
-        """
-        return self.run(end_overdue(self.keys, request_ids))
-
-    def overdue(self, group: str) -> list[str]:
-        """The ids that a reader of a group should pass to `end_overdue`.
-
-        Members whose lease has expired, and all requests that have waited too long: these end at
-        once, so the next call does not return them again.
-        """
-        return self.run(overdue(self.keys, group))
-
-
 def group_counts(keys: Keys, group: str) -> Procedure[dict[State, int]]:
-    """See `Grouping.group_counts`."""
+    """See `Producer.group_counts`."""
     counts, _, _ = keys.of_group(group)
     (fields,) = yield RoundTrip((command("hgetall", counts),))
     return counts_of(fields)
 
 
 def group_progress(keys: Keys, group: str) -> Procedure[GroupProgress]:
-    """See `Grouping.group_progress`."""
+    """See `Producer.group_progress`."""
     counts, _, ends = keys.of_group(group)
     reads = command("hgetall", counts), command("xlen", ends), command("xrevrange", ends, count=1)
     fields, num_ends, newest = yield RoundTrip(reads)
@@ -155,14 +103,14 @@ def group_progress(keys: Keys, group: str) -> Procedure[GroupProgress]:
 
 
 def open_members(keys: Keys, group: str) -> Procedure[list[str]]:
-    """See `Grouping.open_members`."""
+    """See `Producer.open_members`."""
     _, members, _ = keys.of_group(group)
     (names,) = yield RoundTrip((command("smembers", members),))
     return sorted(name.decode() for name in names)
 
 
 def num_open_members(keys: Keys, group: str) -> Procedure[int]:
-    """See `Grouping.num_open_members`."""
+    """See `Producer.num_open_members`."""
     _, members, _ = keys.of_group(group)
     (number,) = yield RoundTrip((command("scard", members),))
     return int(number)
@@ -171,7 +119,7 @@ def num_open_members(keys: Keys, group: str) -> Procedure[int]:
 def read_ends(
     keys: Keys, group: str, *, after: str, block_seconds: float | None
 ) -> Procedure[list[GroupEnd]]:
-    """See `Grouping.read_ends`."""
+    """See `Producer.read_ends`."""
     _, _, ends = keys.of_group(group)
     (reply,) = yield read_streams(
         {ends: after}, count=MAX_ENDS_PER_READ, block_seconds=block_seconds
@@ -179,16 +127,8 @@ def read_ends(
     return [end for _, entries in entries_by_stream(reply) for end in ends_in(entries)]
 
 
-def end_overdue(keys: Keys, request_ids: Sequence[str]) -> Procedure[dict[str, State]]:
-    """See `Grouping.end_overdue`."""
-    replies = yield Ask("expire", [expire_call(keys, [request_id]) for request_id in request_ids])
-    # Each call is about one request, and its reply a list of one state.
-    states = [reply if isinstance(reply, QuireError) else reply[0] for reply in replies]
-    return states_of(request_ids, states)
-
-
 def overdue(keys: Keys, group: str) -> Procedure[list[str]]:
-    """See `Grouping.overdue`."""
+    """See `Producer.overdue`."""
     now = yield from now_ms()
     longest = ((keys.wait, MAX_ITEMS_PER_CALL), (keys.lease, MAX_LEASES))
     rows = yield RoundTrip(

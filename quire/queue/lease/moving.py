@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from quire.keys import Keys
+from quire.queue.lease.expire import expire_call
 from quire.queue.repair.damage import Mending
 from quire.queue.request.arguments import MAX_ITEMS_PER_CALL, call_on
 from quire.transport.procedure import command
@@ -102,11 +103,3 @@ class Moving(Expiring):
         if ends_late:
             self.expire(limit=limit)
         return promoted
-
-
-def expire_call(keys: Keys, request_ids: Sequence[str]) -> ScriptCall:
-    """For expire.lua."""
-    names = [*keys.of_producers, keys.lease]
-    for request_id in request_ids:
-        names += keys.of_scripts(request_id)
-    return ScriptCall(names, request_ids)

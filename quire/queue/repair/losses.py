@@ -13,8 +13,8 @@ import redis
 
 from quire.keys import Keys
 from quire.queue.repair.restore import Lost
-from quire.transport.cluster.connection import for_key
 from quire.transport.connection import Retrying
+from quire.transport.slots import for_key
 
 #: The most open requests that are examined: about a second.
 MAX_SEEN = 10_000

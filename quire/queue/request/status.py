@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from quire.queue.clock import ms_of
 from quire.record import STATUS_FIELDS
 from quire.transport.connection import is_refused
 from quire.transport.procedure import Procedure, RoundTrip, command
+from quire.transport.script_runner import raise_if_error
 from quire.wire.codec import reading, unpack_map
 from quire.wire.output import Activity, State, split_entry_id
 from quire.wire.protocol import Priority
@@ -170,3 +171,12 @@ def _earlier_turn(keys: Keys, turn: RequestStatus) -> Procedure[str | None]:
     )
     first = found[0].decode().rpartition(" ")[2] if found else turn.request_id
     return None if first == turn.request_id else first
+
+
+def states_of(request_ids: Sequence[str], replies: Sequence[Any]) -> dict[str, State]:
+    """The states in the replies to a transition, without empty replies. Raises the first error."""
+    return {
+        request_id: State(reply.decode())
+        for request_id, reply in zip(request_ids, map(raise_if_error, replies), strict=True)
+        if reply
+    }

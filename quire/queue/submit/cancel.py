@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from quire.errors import InvalidRequest, UnknownRequest
 from quire.keys import GROUP_SEPARATOR, Keys
+from quire.queue.request.status import states_of
 from quire.transport.procedure import Procedure
 from quire.transport.script_runner import Ask, ScriptCall, raise_if_error
 from quire.wire.output import State
@@ -22,7 +22,7 @@ def cancelling(keys: Keys, request_id: str) -> Procedure[State]:
 
 
 def cancel_many(keys: Keys, request_ids: Sequence[str]) -> Procedure[dict[str, State]]:
-    """See `Grouping.cancel_many`."""
+    """See `Producer.cancel_many`."""
     replies = yield Ask("cancel", [cancel_call(keys, request_id) for request_id in request_ids])
     return states_of(request_ids, replies)
 
@@ -41,12 +41,3 @@ def discarding(keys: Keys, request_id: str) -> Procedure[State]:
 def cancel_call(keys: Keys, request_id: str) -> ScriptCall:
     """For cancel.lua."""
     return ScriptCall((*keys.of_producers, *keys.of_scripts(request_id)), (request_id,))
-
-
-def states_of(request_ids: Sequence[str], replies: Sequence[Any]) -> dict[str, State]:
-    """The states in the replies to a transition, without empty replies. Raises the first error."""
-    return {
-        request_id: State(reply.decode())
-        for request_id, reply in zip(request_ids, map(raise_if_error, replies), strict=True)
-        if reply
-    }

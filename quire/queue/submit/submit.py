@@ -43,13 +43,11 @@ class Submitted:
 
 
 def submitting(
-    keys: Keys, messages: Sequence[Message], *, calls: Sequence[ScriptCall] | None = None
+    keys: Keys, messages: Sequence[Message], calls: Sequence[ScriptCall]
 ) -> Procedure[list[Submitted]]:
-    """See `Broker.submit_many`. `calls` are those for the messages, if the caller has made them."""
+    """See `Producer.submit_many`. `calls` are those of `submit_call` for the messages."""
     submitted: list[Submitted] = []
     failure: QuireError | None = None
-    if calls is None:
-        calls = [submit_call(keys, message) for message in messages]
     replies = yield Ask("submit", calls, must_be_durable=True)
     for message, reply in zip(messages, replies, strict=True):
         try:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from quire.queue.control.control import Control
 from quire.queue.control.limits import Backlog, backlog_of
 from quire.queue.shard import Shard
-from quire.queue.workers.absence import absence
-from quire.queue.workers.workers import WorkerInfo, workers
 from quire.transport.procedure import command
 from quire.wire.protocol import Priority
 
@@ -42,18 +40,6 @@ class Counting(Shard):
         """
         renewed = since_ms + int(self.lease_seconds * 1000)
         return int(self._read(command("zcount", self.keys.lease, "-inf", renewed)))
-
-    def workers(self) -> list[WorkerInfo]:
-        """The workers that have signed the registry within a day, sorted by name."""
-        return self.run(workers(self.keys))
-
-    def absence(self) -> str | None:
-        """Why no worker will take a request of this shard, as a clause; None if one may.
-
-        No worker is alive, all drain, the workers serve another number of shards, or the shard is
-        paused. Also None if this Redis user may not read the registry. One round trip.
-        """
-        return self.run(absence(self.keys))
 
 
 class Watching(Counting):

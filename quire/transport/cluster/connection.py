@@ -38,7 +38,6 @@ from quire.transport.urls import (
     addresses_of,
     credentials_of,
     parts_of,
-    scheme_of,
     tls_settings,
 )
 
@@ -46,11 +45,6 @@ from quire.transport.urls import (
 DEFAULT_PORT = 6379
 
 _Item = TypeVar("_Item")
-
-
-def is_cluster_url(url: str) -> bool:
-    """Whether `connect_to_cluster` takes this url."""
-    return scheme_of(url) in CLUSTER_SCHEMES
 
 
 def nodes_and_settings(
@@ -216,6 +210,11 @@ class SlotConnection(redis.Redis):
         """The client of the slot of this key, over the same connections."""
         return SlotConnection(self.nodes, slot_of(key))
 
+    @property
+    def owner(self) -> str:
+        """See `owner_of`."""
+        return "" if self.slot is None else self.nodes.known_name_of(self.slot)
+
     def execute_command(self, *arguments: Any, **options: Any) -> Any:
         execute: Any = super().execute_command
         try:
@@ -348,25 +347,6 @@ class ClusterConnection(SlotConnection):
     def close(self) -> None:
         """Closes the connections of all its clients. May be repeated."""
         self.nodes.close()
-
-
-def for_key(connection: redis.Redis, key: str) -> redis.Redis:
-    """The client whose commands go to the owner of this key; of one server, the connection itself.
-
-    `key` may be the prefix of a shard: its hash tag decides. The connection of a cluster may be the
-    client of another slot.
-    """
-    return connection.at_slot_of(key) if isinstance(connection, SlotConnection) else connection
-
-
-def owner_of(connection: redis.Redis) -> str:
-    """`host:port` of the node to which the commands of a client from `for_key` go now.
-
-    Asks nobody: `unknown` before the first command. Empty for a client of one server.
-    """
-    if not isinstance(connection, SlotConnection) or connection.slot is None:
-        return ""
-    return connection.nodes.known_name_of(connection.slot)
 
 
 def by_node(

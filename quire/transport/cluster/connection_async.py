@@ -276,10 +276,3 @@ class AsyncClusterConnection(AsyncSlotConnection):
     async def aclose(self, close_connection_pool: bool | None = None) -> None:  # noqa: ARG002, FBT001
         """See `ClusterConnection.close`."""
         await self.nodes.close()
-
-
-def for_key_async(connection: redis.asyncio.Redis, key: str) -> redis.asyncio.Redis:
-    """See `for_key`."""
-    if isinstance(connection, AsyncSlotConnection):
-        return connection.at_slot_of(key)
-    return connection

@@ -93,7 +93,12 @@ class AsyncLedger(AsyncShard):
     def __init__(self, connection: redis.asyncio.Redis, queue: str, *, durable: bool) -> None:
         keys = Keys(queue)
         super().__init__(
-            connection, keys, settings=(), retry_seconds=RETRY_SECONDS, durable=durable
+            connection,
+            keys,
+            settings=(),
+            lease_seconds=0.0,
+            retry_seconds=RETRY_SECONDS,
+            durable=durable,
         )
 
 

@@ -22,9 +22,9 @@ from quire.errors import BrokerUnavailable, UnknownRequest
 from quire.keys import Keys
 from quire.queue.broker import Broker
 from quire.queue.submit.routing import shard_of
-from quire.transport.cluster.connection import for_key
 from quire.transport.connection import connect
 from quire.transport.local_redis import INSTALL_HINT, server_program
+from quire.transport.slots import for_key
 from tests.chaos import adapters
 from tests.chaos.callers import Caller, Wanted
 from tests.chaos.clients import Confused, Event, _Follower

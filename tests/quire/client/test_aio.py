@@ -11,7 +11,7 @@ import pytest
 from quire import Broker, BrokerUnavailable, Client, ProtocolError, QueueFull, State
 from quire.client.client_async import AsyncClient
 from quire.client.reader import SharedReadsBroker
-from quire.queue import broker_async
+from quire.queue import producer_async
 from quire.queue.broker_async import AsyncBroker
 from quire.queue.shard_async import MAX_CALLS
 from quire.queue.submit import messages
@@ -353,7 +353,7 @@ def test_a_loop_gets_on_while_many_requests_are_made_ready(connection, broker, m
         monkeypatch.setattr(module, name, make_and_look)
 
     watched(messages, "build_request")
-    watched(broker_async, "submit_call")
+    watched(producer_async, "submit_call")
 
     async def others():
         while True:

@@ -197,8 +197,8 @@ def begin_another_life(broker, lengths):
 def test_a_member_that_was_requeued_under_the_readers_hands_is_told_whole(
     client, broker, monkeypatch, lengths
 ):
-    monkeypatch.setattr("quire.queue.publish.output_log.MAX_ENTRIES_PER_READ", 1)
-    monkeypatch.setattr("quire.queue.broker_async.MAX_ENTRIES_PER_STREAM", 1)
+    monkeypatch.setattr("quire.queue.reader.Reader.max_entries", 1)
+    monkeypatch.setattr("quire.queue.reader_async.AsyncReader.max_entries", 1)
     group = client.submit_many(rows("a", "b"), group="g")
     claims = [claim_next(broker) for _ in range(2)]
     for start in (0, 2):

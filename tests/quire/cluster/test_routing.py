@@ -16,8 +16,8 @@ from quire.keys import Keys
 from quire.queue.broker import Broker
 from quire.queue.view.inspection import inspect_memory
 from quire.queue.view.view import Part, view_queues
-from quire.transport.cluster.connection import for_key
 from quire.transport.local_redis import LocalRedis
+from quire.transport.slots import for_key
 from tests.quire.clusters import Cluster, Node, another, spread, until
 
 pytestmark = pytest.mark.real_redis

@@ -1,0 +1,252 @@
+"""The producer's side of one queue shard: submit, cancel, follow, wait for ends.
+
+Every transition is one Lua script (see `scripts`). It uses the clock of Redis, and may be repeated
+with the same arguments if its reply was lost. The methods here do that for a limited time, and then
+raise BrokerUnavailable. keys.py describes the keys of a request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import redis.asyncio
+
+from quire.keys import Keys
+from quire.queue.ends import telling
+from quire.queue.ends.telling import Delivery
+from quire.queue.groups import grouping
+from quire.queue.groups.grouping import FIRST_POSITION, GroupEnd, GroupProgress
+from quire.queue.lease.expire import end_overdue
+from quire.queue.publish import output_log
+from quire.queue.publish.output_log import OutputRead
+from quire.queue.reader_async import AsyncReader
+from quire.queue.request.arguments import script_settings
+from quire.queue.request.status import RequestStatus, kept, status
+from quire.queue.shard_async import AsyncShard
+from quire.queue.streams import at_most
+from quire.queue.submit.cancel import cancel_many, cancelling, discarding
+from quire.queue.submit.submit import Submitted, submit_call, submitting
+from quire.queue.workers.absence import absence
+from quire.queue.workers.workers import WorkerInfo, workers
+from quire.transport.concurrency_async import list_of
+from quire.wire.ends import End
+from quire.wire.message import Message
+from quire.wire.output import State
+from quire.wire.protocol import GenerationRequest
+
+
+class AsyncProducer(AsyncShard):
+    """The producer's side of one queue shard, over one connection (see `connect_async`).
+
+    For one event loop. The waiting reads of all coroutines share one connection and few XREADs,
+    however many logs they follow. Set the same durations for all brokers of a queue.
+
+    `lease_seconds`: how long a claim lasts without a heartbeat.
+    `max_attempts`: after so many claims that publish nothing the request ends as failed.
+    `max_queue_seconds`: the longest wait in the queue.
+    `retention_seconds`: how long a finished request can be read. The last two together should be
+    four leases or more, or a request may expire before it is taken over from a dead worker.
+    `max_backlog`: the most requests that wait, scheduled or queued; with None only the limits of
+    `set_limits` apply.
+    `retry_seconds`: how long a call is retried.
+    `durable`: SUBMIT, and the COMMIT of an end, return when they are on the server's disk. If the
+    server cannot confirm that, DurabilityUnavailable is raised before anything is sent.
+    """
+
+    def __init__(
+        self,
+        connection: redis.asyncio.Redis,
+        *,
+        queue: str = "default",
+        shard: int = 0,
+        lease_seconds: float = 10.0,
+        max_attempts: int = 5,
+        max_queue_seconds: float = 86_400.0,
+        retention_seconds: float = 3600.0,
+        max_backlog: int | None = None,
+        retry_seconds: float = 2.0,
+        durable: bool = False,
+        sources: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(
+            connection,
+            Keys(queue, shard),
+            settings=script_settings(
+                lease_seconds=lease_seconds,
+                max_queue_seconds=max_queue_seconds,
+                retention_seconds=retention_seconds,
+                max_attempts=max_attempts,
+                max_backlog=max_backlog,
+            ),
+            lease_seconds=lease_seconds,
+            retry_seconds=retry_seconds,
+            durable=durable,
+            sources=sources,
+        )
+        self._reader = AsyncReader(
+            self.connection,
+            self.keys,
+            longest_block=self._longest_block,
+            retrying=self._retrying,
+        )
+
+    async def close(self) -> None:
+        """Ends all reads that wait, with BrokerUnavailable. The connection stays open."""
+        await self._reader.close()
+
+    async def submit(self, request: GenerationRequest) -> Submitted:
+        """Enqueues a request once, however often it is called with the same id.
+
+        InvalidRequest if it cannot be encoded; the body is not checked here. QueueFull if a limit
+        of the backlog or Redis' memory limit is reached; then nothing was enqueued.
+        """
+        (submitted,) = await self.submit_many([request])
+        return submitted
+
+    async def submit_many(self, requests: Sequence[GenerationRequest]) -> list[Submitted]:
+        """Enqueues many requests in few round trips.
+
+        QueueFull if one was refused; its `accepted` are the ids of those that were enqueued.
+        Calling again with the same requests is safe.
+        """
+        return await self.submit_messages(await list_of(map(Message.of, requests)))
+
+    async def submit_messages(self, messages: Sequence[Message]) -> list[Submitted]:
+        """Like `submit_many`, for requests that are already encoded."""
+        calls = await list_of(submit_call(self.keys, message) for message in messages)
+        return await self.run(submitting(self.keys, messages, calls))
+
+    async def cancel(self, request_id: str) -> State:
+        """Cancels a request; returns its state after that.
+
+        A waiting request is `cancelled` at once. A running one stays `running` until its worker
+        sees the flag at its next commit or heartbeat. A terminal one does not change.
+        UnknownRequest.
+        """
+        return await self.run(cancelling(self.keys, request_id))
+
+    async def cancel_many(self, request_ids: Sequence[str]) -> dict[str, State]:
+        """Cancels many requests in few round trips; the result has no unknown ones."""
+        return await self.run(cancel_many(self.keys, request_ids))
+
+    async def discard(self, request_id: str) -> State:
+        """Deletes what was kept with a request, and after its end the record and the output too.
+
+        Returns the state before. Nothing else of an open request changes: cancel it first, and call
+        this again after its end. Not for requests of groups: InvalidRequest. UnknownRequest.
+        """
+        return await self.run(discarding(self.keys, request_id))
+
+    async def kept(self, request_id: str) -> bytes | None:
+        """What the producer keeps with the request; None without it, or without the request."""
+        return await self.run(kept(self.keys, request_id))
+
+    async def status(self, request_id: str) -> RequestStatus:
+        """A snapshot of the request. UnknownRequest if it does not exist or has expired."""
+        return await self.run(status(self.keys, request_id))
+
+    async def read_output(
+        self, seen: Mapping[str, int], *, block_seconds: float | None = None
+    ) -> dict[str, OutputRead]:
+        """What the output logs have after `seen`: request id -> number of tokens already read.
+
+        If there is nothing new, it waits up to `block_seconds` (at most MAX_BLOCK_SECONDS; None
+        does not wait). A request without news, or that does not exist, is not in the result.
+        """
+        block = at_most(block_seconds, self._longest_block)
+        if block is not None and seen:
+            return await self._reader.read(seen, timeout=block)
+        count = self._reader.max_entries
+        return await self.run(output_log.read_output(self.keys, seen, count=count))
+
+    async def end_overdue(self, request_ids: Sequence[str]) -> dict[str, State]:
+        """Ends the requests that are overdue and held by no worker; returns the states of these.
+
+        A request is overdue if it is past its deadline, too long in the queue, or was cancelled and
+        its worker is dead. Every reader that waits for it may call this at any time.
+        """
+        return await self.run(end_overdue(self.keys, request_ids))
+
+    async def workers(self) -> list[WorkerInfo]:
+        """The workers that have signed the registry within a day, sorted by name."""
+        return await self.run(workers(self.keys))
+
+    async def absence(self) -> str | None:
+        """Why no worker will take a request of this shard, as a clause; None if one may.
+
+        No worker is alive, all drain, the workers serve another number of shards, or the shard is
+        paused. Also None if this Redis user may not read the registry. One round trip.
+        """
+        return await self.run(absence(self.keys))
+
+    # Groups. Each shard has only its own part of a group.
+
+    async def group_counts(self, group: str) -> dict[State, int]:
+        """How many of the group's requests are in each state; empty if the group does not exist."""
+        return await self.run(grouping.group_counts(self.keys, group))
+
+    async def group_progress(self, group: str) -> GroupProgress:
+        """The counts of the group, how many ends it has had, and the last one."""
+        return await self.run(grouping.group_progress(self.keys, group))
+
+    async def open_members(self, group: str) -> list[str]:
+        """The ids of the group's requests that have not ended, sorted."""
+        return await self.run(grouping.open_members(self.keys, group))
+
+    async def num_open_members(self, group: str) -> int:
+        """How many of the group's requests have not ended."""
+        return await self.run(grouping.num_open_members(self.keys, group))
+
+    async def read_ends(
+        self, group: str, *, after: str = FIRST_POSITION, block_seconds: float | None = None
+    ) -> list[GroupEnd]:
+        """The ends after a cursor, in order; waits for one as `read_output` does.
+
+        A read that waits uses a connection of its own meanwhile.
+        """
+        block = at_most(block_seconds, self._longest_block)
+        return await self.run(
+            grouping.read_ends(self.keys, group, after=after, block_seconds=block)
+        )
+
+    async def overdue(self, group: str) -> list[str]:
+        """The ids that a reader of a group should pass to `end_overdue`.
+
+        Members whose lease has expired, and all requests that have waited too long: these end at
+        once, so the next call does not return them again.
+        """
+        return await self.run(grouping.overdue(self.keys, group))
+
+    # The ends of the queue, with a cursor or as a group of sinks.
+
+    async def told(self, *, after: str, block_seconds: float | None = None) -> list[End]:
+        """The ends after a cursor, in order; waits for one as `read_ends` does.
+
+        Leaves out the ends of batches, and entries that cannot be read.
+        """
+        block = at_most(block_seconds, self._longest_block)
+        return await self.run(telling.told(self.keys, after=after, block_seconds=block))
+
+    async def deliver(
+        self, group: str, consumer: str, *, block_seconds: float | None = None
+    ) -> Delivery:
+        """Ends that were delivered to no consumer of the group yet; waits as `told` does.
+
+        Creates the group if it is not there, before the oldest end that is kept. BrokerUnavailable
+        if Redis has no memory left for that; a group that is there is read also without.
+        """
+        block = at_most(block_seconds, self._longest_block)
+        return await self.run(telling.deliver(self.keys, group, consumer, block_seconds=block))
+
+    async def delivered(self, group: str, consumer: str) -> Delivery:
+        """Ends that were delivered to this consumer and not acknowledged, the oldest ones."""
+        return await self.run(telling.delivered(self.keys, group, consumer))
+
+    async def take_over(self, group: str, consumer: str, *, idle_seconds: float) -> Delivery:
+        """Delivers ends that other consumers have not acknowledged for so many seconds."""
+        taking = telling.take_over(self.keys, group, consumer, idle_seconds=idle_seconds)
+        return await self.run(taking)
+
+    async def acknowledge(self, group: str, positions: Sequence[str]) -> None:
+        """These ends are not delivered again. May be repeated."""
+        await self.run(telling.acknowledge(self.keys, group, positions))
