@@ -100,7 +100,7 @@ def test_sigterm_at_any_moment_of_the_start_is_a_clean_exit_that_loses_nothing(
     [
         ("redis", "SIGINT"),
         ("prometheus_client", "SIGTERM"),
-        ("service.worker.settings.config", "SIGINT"),
+        ("service.exporter.settings", "SIGINT"),
     ],
 )
 def test_an_exporter_that_is_stopped_while_it_starts_ends_without_a_traceback(
