@@ -27,7 +27,7 @@ FOLDER = Path(__file__).parents[2] / "models" / "abacus"
 #: What a clone of the repository pays for the model.
 MAX_FOLDER_BYTES = 8_000_000
 #: Prompts of each task that a test run decodes; models/abacus/evaluate.py measures a thousand.
-SAMPLE = 40
+SAMPLE = 20
 LEAST_RIGHT = 0.95
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
