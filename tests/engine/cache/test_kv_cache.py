@@ -143,6 +143,8 @@ def test_a_salt_and_an_adapter_share_nothing_with_others_nor_with_the_pair_that_
     cache = make_cache(num_blocks=64)
     shared(cache, adapter="b", salt="tenant")
     others = (
+        ("", "b"),
+        ("other", "b"),
         ("tenant", None),
         ("tenantb", None),
         ("", "tenantb"),
