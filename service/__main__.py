@@ -43,6 +43,8 @@ def _run(signals: StopSignals) -> int:
         settings = Settings.load()
         # Imported after the settings are read, so that `--help` and errors are printed at once.
         from service.shared.logs import configure_logs, warn_of_settings
+        from service.worker.model.node import serves_no_requests
+        from service.worker.process.follower import run_follower
         from service.worker.process.watch import Watch
         from service.worker.process.worker import Worker
         from service.worker.settings.combinations import without_effect
@@ -52,6 +54,10 @@ def _run(signals: StopSignals) -> int:
         configure_logs(level=settings.log_level, style=settings.log_format, worker=settings.worker)
         warn_of_settings(settings.unknown_variables(os.environ))
         warn_of_settings(without_effect(settings))
+        if serves_no_requests(settings):
+            # It holds no requests, so there is nothing to wait for.
+            signals.pass_to(lambda: leave(EXIT_OK))
+            return run_follower(settings)
         worker = Worker(settings)
     except ConfigurationError as error:
         sys.stderr.write(f"configuration: {error}\n")

@@ -1,8 +1,11 @@
 """vLLM behind `engine.vllm.backend`: an LLMEngine in this process, ids in and ids out.
 
-Its ranks, which compute and sample, may be in other processes. The scheduler is here. So it adds
-the masks of constraints to the steps that it plans, and takes the sampler's reports from their
+Its ranks, which compute and sample, may be in other processes. The scheduler is here. So it gives
+the masks of constraints to the steps before they sample, and takes the sampler's reports from their
 results.
+
+With vLLM's asynchronous scheduling, a step is planned and launched while the one before is in
+flight. Where a mask needs a token in flight, sampling waits for it, and the forward pass does not.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +15,7 @@ from typing import Any
 from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
@@ -24,20 +28,25 @@ from engine.request import Request
 from engine.sampling_params import SamplingParams as QuireParams
 from engine.vllm.adapters import NO_ADAPTER
 from engine.vllm.backend import NewToken, ScoredPrompt, StepTokens
-from engine.vllm.rank import MASKS, REPORT
-from engine.vllm.row import EXTRA_ARG, GuardedConstraint, Report, Row
+from engine.vllm.row import EXTRA_ARG, GuardedConstraint, Masks, Report, Row
+from engine.vllm.sampling import REPORT
 
 NOTHING = StepTokens(0, 0, 0)
 
 
-class LinkedScheduler(Scheduler):
-    """vLLM's scheduler, linked to the samplers; it also keeps what the last step computes."""
+class _Linked:
+    """What links a scheduler of vLLM's to the samplers; it also keeps what the last step computes.
+
+    A class of vLLM's follows in the order of bases.
+    """
+
+    requests: dict[str, Any]
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.last_step = NOTHING
         #: By vLLM's id.
-        self.constrained: dict[str, tuple[Request, GuardedConstraint]] = {}
+        self.constrained: dict[str, Constrained] = {}
         #: The most tokens of a prompt that may come from the cache, by vLLM's id, for those that
         #: are to be scored.
         self.max_cached: dict[str, int] = {}
@@ -45,20 +54,36 @@ class LinkedScheduler(Scheduler):
 
     def schedule(self, *args: Any, **options: Any) -> SchedulerOutput:
         """See vLLM's Scheduler."""
-        planned = super().schedule(*args, **options)
+        planned = super().schedule(*args, **options)  # type: ignore[misc]
         counts = planned.num_scheduled_tokens.values()
         decodes = sum(number == 1 for number in counts)
         self.last_step = StepTokens(len(counts), sum(counts) - decodes, decodes)
-        if self.constrained:
-            setattr(planned, MASKS, self._masks_of(planned))
+        if any(
+            self.requests[internal].num_output_placeholders > 1
+            for internal in planned.num_scheduled_tokens.keys() & self.constrained.keys()
+        ):
+            planned.pending_structured_output_tokens = True
         return planned
+
+    def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> Masks | None:
+        """The masks of the rows that get a token in this step; None if no row has one.
+
+        vLLM calls it when all earlier tokens of these requests are known.
+        """
+        masks = Masks()
+        for internal in scheduler_output.num_scheduled_tokens.keys() & self.constrained.keys():
+            one = self.requests.get(internal)
+            if one is not None and one.num_computed_tokens >= one.num_tokens:
+                constrained = self.constrained[internal]
+                masks[constrained.request_id] = constrained.mask(one.output_token_ids)
+        return masks or None
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         """See vLLM's Scheduler."""
         self.report = getattr(model_runner_output, REPORT, None) or Report()
-        found: dict[int, EngineCoreOutputs] = super().update_from_output(
+        found: dict[int, EngineCoreOutputs] = super().update_from_output(  # type: ignore[misc]
             scheduler_output, model_runner_output
         )
         return found
@@ -71,16 +96,29 @@ class LinkedScheduler(Scheduler):
         most = self.max_cached.get(request.request_id)
         if most is not None and not request.num_output_tokens:
             request = _Beginning(request, most)
-        return super()._get_local_prefix_cache_hit(request)
+        return super()._get_local_prefix_cache_hit(request)  # type: ignore[misc]
 
-    def _masks_of(self, planned: SchedulerOutput) -> dict[str, TokenBitmask]:
-        """The masks of the rows that get a token in this step, by Quire's id."""
-        masks = {}
-        for internal in planned.num_scheduled_tokens.keys() & self.constrained.keys():
-            one, (request, constraint) = self.requests[internal], self.constrained[internal]
-            if one.num_computed_tokens >= one.num_tokens:
-                masks[request.request_id] = constraint.allowed(request.output_token_ids)
-        return masks
+
+class LinkedScheduler(_Linked, Scheduler):
+    """Plans a step when the one before it has ended."""
+
+
+class LinkedAsyncScheduler(_Linked, AsyncScheduler):
+    """Plans a step while one is in flight."""
+
+
+class Constrained:
+    """A request with a constraint; its tokens are those that vLLM knows."""
+
+    def __init__(self, request: Request, constraint: GuardedConstraint) -> None:
+        self.request_id, self.constraint = request.request_id, constraint
+        self._output = list(request.output_token_ids)
+        self._num_before = len(self._output)
+
+    def mask(self, generated: Sequence[int]) -> TokenBitmask:
+        """The tokens that may follow what vLLM has generated."""
+        self._output += generated[len(self._output) - self._num_before :]
+        return self.constraint.allowed(self._output)
 
 
 class _Beginning:
@@ -113,9 +151,11 @@ class VllmBackend:
             llm.add_lora(adapter)
         #: vLLM adds a suffix to each id.
         self._ids: dict[str, str] = {}
-        scheduler = llm.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
-        assert isinstance(scheduler, LinkedScheduler)
-        self._scheduler = scheduler
+        #: Those that are in vLLM, and of them those that are misled; see `Report`.
+        self._requests: dict[str, Request] = {}
+        self._misled: list[str] = []
+        self._scheduler: Any = llm.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
+        assert isinstance(self._scheduler, _Linked)
 
     def warm_up(self) -> None:
         """Compute two tokens. vLLM's first step takes seconds, in which no lease is renewed.
@@ -124,8 +164,9 @@ class VllmBackend:
         """
         sampling = QuireParams(max_tokens=2, top_k=2, prompt_logprobs=0)
         self.add(Request("warm-up", [0, 0], sampling, arrival_time=0.0))
-        self.step()
-        self.step()
+        num_tokens = 0
+        while num_tokens < sampling.max_tokens:
+            num_tokens += len(self.step())
         self.remove(["warm-up"])
 
     def add(self, request: Request) -> None:
@@ -156,27 +197,35 @@ class VllmBackend:
             priority=-request.priority,
         )
         self._ids[request.request_id] = internal
+        self._requests[request.request_id] = request
         if guarded:
-            self._scheduler.constrained[internal] = (request, guarded)
+            self._scheduler.constrained[internal] = Constrained(request, guarded)
         if row.wants_scores:
             self._scheduler.max_cached[internal] = request.max_cached_tokens
 
     def remove(self, request_ids: Sequence[str]) -> None:
         """See `Backend`."""
-        internal = [self._ids.pop(id_) for id_ in request_ids if id_ in self._ids]
+        request_ids = [id_ for id_ in request_ids if id_ in self._ids]
+        internal = [self._ids.pop(id_) for id_ in request_ids]
+        for id_ in request_ids:
+            del self._requests[id_]
         for one in internal:
             self._scheduler.constrained.pop(one, None)
             self._scheduler.max_cached.pop(one, None)
         self._llm.abort_request(internal, internal=True)
 
     def step(self) -> Sequence[NewToken]:
-        """See `Backend`."""
+        """See `Backend`. A misled request begins anew behind the token that it has got."""
+        for request in [self._requests[id_] for id_ in self._misled if id_ in self._requests]:
+            self.remove([request.request_id])
+            self.add(request)
         self._scheduler.last_step, self._scheduler.report = NOTHING, Report()
         try:
             outputs = self._llm.step()
         except Exception as error:
             raise DeviceFailed(f"vLLM failed in a step: {error!r}") from error
-        told = self._scheduler.report.told
+        misled, told = self._scheduler.report.misled, self._scheduler.report.told
+        self._misled = [id_ for id_, one in self._ids.items() if one in misled] if misled else []
         return [
             NewToken(
                 output.request_id,
@@ -193,13 +242,14 @@ class VllmBackend:
     def _failure_of(self, request_id: str) -> str | None:
         if request_id not in self._scheduler.report.broken:
             return None
-        _, constraint = self._scheduler.constrained.get(self._ids[request_id], (None, None))
-        return why_no_token(constraint)
+        constrained = self._scheduler.constrained.get(self._ids[request_id])
+        return why_no_token(constrained.constraint if constrained else None)
 
     @property
     def last_step(self) -> StepTokens:
         """See `Backend`."""
-        return self._scheduler.last_step
+        last: StepTokens = self._scheduler.last_step
+        return last
 
     @property
     def last_scored(self) -> Sequence[ScoredPrompt]:

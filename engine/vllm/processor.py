@@ -1,26 +1,24 @@
-"""Quire's sampler inside vLLM: a logits processor after which vLLM's argmax is Quire's token.
+"""Quire's sampler inside vLLM's first runner: a logits processor that decides vLLM's argmax.
 
 vLLM makes one for each process that samples, and says which request is in which row of the logits.
+Each step waits for its tokens. This runner serves CPUs; elsewhere vLLM prefers its second one.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from vllm.config import VllmConfig
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDirectionality
 
-from engine.constraint import TokenBitmask
-from engine.logprobs import Logprobs
-from engine.model.causal_model import BROKEN
 from engine.model.device.transfer import index_on
-from engine.model.sampling.sampler import Sampler
-from engine.vllm.row import EXTRA_ARG, Report, Row
-
-#: The key of the end-of-sequence tokens in vLLM's `additional_config`.
-EOS_KEY = "quire_eos_token_ids"
+from engine.vllm.row import EXTRA_ARG, NOTHING_TO_SAY, Row, Scores
+from engine.vllm.sampling import Drawn, RowSampler, attach_report
+from engine.vllm.scorer import Piece, piece_of
 
 
-class QuireSampler(LogitsProcessor):
+class QuireSampler(RowSampler, LogitsProcessor):
     """Samples with `engine.model.sampling.sampler`, on the device of the logits."""
 
     def __init__(
@@ -30,38 +28,42 @@ class QuireSampler(LogitsProcessor):
         is_pin_memory: bool,  # noqa: FBT001 - vLLM's signature.
     ) -> None:
         del device, is_pin_memory
-        config = vllm_config.additional_config
-        assert isinstance(config, dict)
-        self._sampler = Sampler(frozenset(config[EOS_KEY]))
+        super().__init__(vllm_config.additional_config)
         #: By row of the logits.
         self._rows: dict[int, Row] = {}
         self._in_order: list[Row] | None = None
         #: Indices of rows whose prompts are to be scored; some of them may be done by now.
         self._scoring: Sequence[int] = ()
-        self._masks: Mapping[str, TokenBitmask] = {}
-        self._report: Report | None = None
+        self._report = NOTHING_TO_SAY
 
-    def expect(self, masks: Mapping[str, TokenBitmask]) -> None:
-        """Set which tokens may come in the next step, by request id, for rows with a constraint."""
-        self._masks = masks
+    def pieces(self, runner: Any) -> Sequence[Piece]:
+        """What the step that `runner` has computed tells of prompts; perhaps nothing."""
+        self._scoring = [index for index in self._scoring if self._rows[index].wants_scores]
+        state = runner.execute_model_state
+        if state is None or not self._scoring:
+            return ()
+        found = []
+        for index in self._scoring:
+            internal: str = runner.input_batch.req_ids[index]
+            start: int = runner.requests[internal].num_computed_tokens
+            end = start + state.scheduler_output.num_scheduled_tokens[internal]
+            first = int(runner.query_start_loc.np[index])
+            found.append(piece_of(self._rows[index], internal, range(start, end), first=first))
+        return found
 
-    def scoring_rows(self) -> Sequence[tuple[int, Row]]:
-        """The rows that want log-probabilities of their prompts, with their indices."""
-        if self._scoring:
-            self._scoring = [index for index in self._scoring if self._rows[index].wants_scores]
-        return [(index, self._rows[index]) for index in self._scoring]
-
-    def take_report(self) -> Report | None:
-        """The report of the last step, once; None if there is nothing to say."""
-        report, self._report = self._report, None
-        return report
+    def tell(self, output: Any, scores: Mapping[str, Scores]) -> Any:
+        """Add what there is to say of the last step to vLLM's output, and return it."""
+        if isinstance(output, ModelRunnerOutput):
+            report, self._report = self._report, NOTHING_TO_SAY
+            attach_report(output, report, scores)
+        return output
 
     def is_argmax_invariant(self) -> bool:
         """It decides the argmax."""
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Follow the requests through the rows: removed, then added, then moved."""
+        """Follow vLLM's batch. It is told what was removed, then added, then moved."""
         if batch_update is None:
             return
         rows, self._in_order = self._rows, None
@@ -84,23 +86,7 @@ class QuireSampler(LogitsProcessor):
         """Choose the tokens of [rows, vocabulary], and make their logits the largest, in place."""
         if self._in_order is None or len(self._in_order) != len(logits):
             self._in_order = [self._rows[index] for index in range(len(logits))]
-        rows = self._in_order
-        for row in rows:
-            row.expect(self._masks.get(row.request_id))
-        draws = self._sampler.draw(logits, rows)
-        chosen: list[int] = draws.tokens.tolist()
-        draws.settle(chosen)
-        told = {rows[at].request_id: one for at, one in draws.logprobs(chosen).items()}
-        self._keep_report(rows, chosen, told)
-        chosen = [max(token, 0) for token in chosen]
-        logits.scatter_(1, index_on(chosen, logits.device)[:, None], float("inf"))
+        chosen, _, self._report = Drawn(self._in_order, self._draw(logits, self._in_order)).wait()
+        valid = [max(token, 0) for token in chosen]
+        logits.scatter_(1, index_on(valid, logits.device)[:, None], float("inf"))
         return logits
-
-    def _keep_report(
-        self, rows: list[Row], chosen: list[int], told: Mapping[str, Logprobs]
-    ) -> None:
-        broken = frozenset[str]()
-        if BROKEN in chosen:
-            pairs = zip(rows, chosen, strict=True)
-            broken = frozenset(row.request_id for row, token in pairs if token == BROKEN)
-        self._report = Report(broken, told) if broken or told else None

@@ -1,4 +1,4 @@
-"""A rank of vLLM with Quire's sampler: masks go in with a step, reports come out with its tokens.
+"""A rank of vLLM with Quire's sampler: masks go in before it, reports come out with its tokens.
 
 It also computes the log-probabilities of prompts, between the forward pass and the sampler.
 
@@ -7,16 +7,17 @@ ranks of a tensor-parallel group all sample, and choose the same tokens; vLLM re
 one of them. With pipeline parallelism, only the last stage samples.
 """
 
+import os
 from collections.abc import Mapping
-from dataclasses import replace
+from multiprocessing import parent_process
+from multiprocessing.connection import wait
+from threading import Thread
 from typing import Any
 
 from vllm.platforms import current_platform
-from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.outputs import ModelRunnerOutput
 
-from engine.vllm.processor import QuireSampler
-from engine.vllm.row import Report, Scores
+from engine.vllm.row import Masks, Scores
+from engine.vllm.sampling import RowSampler
 from engine.vllm.scorer import PromptScorer, without_head_adapters
 
 if current_platform.is_cpu():
@@ -24,45 +25,48 @@ if current_platform.is_cpu():
 else:
     from vllm.v1.worker.gpu_worker import Worker as PlatformWorker
 
-#: The attribute of vLLM's SchedulerOutput with the masks of constraints, by request id.
-MASKS = "quire_masks"
-#: The attribute of vLLM's ModelRunnerOutput with the Report of the sampler.
-REPORT = "quire_report"
-
 
 class Rank(PlatformWorker):  # type: ignore[misc]
     """vLLM's worker of the platform."""
 
     def load_model(self, *args: Any, **options: Any) -> None:
         """See vLLM's worker."""
+        if self.parallel_config.world_size > 1 and (parent := parent_process()) is not None:
+            Thread(target=_end_with, args=[parent.sentinel], daemon=True).start()
         super().load_model(*args, **options)
-        without_head_adapters(self.model_runner.model)
+        model = self.model_runner.model
+        without_head_adapters(model)
         most = self.vllm_config.scheduler_config.max_num_seqs
-        self._scorer = PromptScorer(self.model_runner, max_num_seqs=most)
-
-    def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
-        """See vLLM's worker."""
-        for sampler in self._samplers():
-            sampler.expect(getattr(scheduler_output, MASKS, {}))
-        return self._reporting(super().execute_model(scheduler_output))
+        self._scorer = PromptScorer(model, max_num_seqs=most)
 
     def sample_tokens(self, grammar_output: Any) -> Any:
         """See vLLM's worker."""
+        masks = Masks()
+        if isinstance(grammar_output, Masks):
+            masks, grammar_output = grammar_output, None
+        sampler = self._sampler()
+        if sampler is None:
+            return super().sample_tokens(grammar_output)
+        sampler.expect(masks)
         scores: Mapping[str, Scores] = {}
-        for sampler in self._samplers():
-            scores = self._scorer.score(sampler.scoring_rows())
-        return self._reporting(super().sample_tokens(grammar_output), scores)
+        if pieces := sampler.pieces(self.model_runner):
+            scores = self._scorer.score(pieces, self.model_runner.execute_model_state.hidden_states)
+        return sampler.tell(super().sample_tokens(grammar_output), scores)
 
-    def _samplers(self) -> list[QuireSampler]:
-        processors = self.model_runner.input_batch.logitsprocs.non_argmax_invariant
-        return [one for one in processors if isinstance(one, QuireSampler)]
+    def _sampler(self) -> Any:
+        """The sampler; None in a stage of a pipeline that does not sample."""
+        runner = self.model_runner
+        if hasattr(runner, "input_batch"):
+            found = runner.input_batch.logitsprocs.non_argmax_invariant
+        else:
+            found = () if runner.sampler is None else runner.sampler.logits_processors
+        return next((one for one in found if isinstance(one, RowSampler)), None)
 
-    def _reporting(self, output: Any, scores: Mapping[str, Scores] | None = None) -> Any:
-        if isinstance(output, ModelRunnerOutput):
-            for sampler in self._samplers():
-                report = sampler.take_report()
-                if scores:
-                    report = replace(report or Report(), scores=scores)
-                if report is not None:
-                    setattr(output, REPORT, report)
-        return output
+
+def _end_with(parent: int) -> None:
+    """End this process with its parent.
+
+    vLLM would close its queues and go on waiting for a rank of another machine, which waits for it.
+    """
+    wait([parent])
+    os._exit(1)

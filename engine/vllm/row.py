@@ -1,13 +1,13 @@
 """One request as the sampler inside vLLM sees it. Knows neither vLLM nor torch.
 
 vLLM may have a process for each rank. So a Row is sent there once, when the request is passed to
-vLLM. The masks of constraints are computed in the engine's process and sent with each step; what a
-sampler reports comes back with the tokens.
+vLLM. The masks of constraints are computed in the engine's process and sent before each step
+samples; what a sampler reports comes back with the tokens.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -18,6 +18,14 @@ from engine.sampling_params import SamplingParams
 
 #: The key of a Row in the `extra_args` of vLLM's sampling parameters.
 EXTRA_ARG = "quire"
+
+
+class Generated(Protocol):
+    """What vLLM says of the tokens that it has generated for a request."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, which: slice, /) -> Sequence[int]: ...
 
 
 class Row:
@@ -38,10 +46,10 @@ class Row:
         self._mask: TokenBitmask | None = None
         self._output = list(request.output_token_ids)
         self._num_before = len(self._output)
-        self._live: Sequence[int] = ()
+        self._live: Generated = ()
 
-    def attach(self, live: Sequence[int]) -> None:
-        """Follow vLLM's list of the tokens that it has generated, to which it appends."""
+    def attach(self, live: Generated) -> None:
+        """Follow what vLLM says of the tokens that it has generated; it grows."""
         self._live = live
 
     def expect(self, mask: TokenBitmask | None) -> None:
@@ -58,12 +66,12 @@ class Row:
 
     @property
     def output_index(self) -> int:
-        return len(self.output_token_ids)
+        return self._num_before + len(self._live)
 
     @property
     def wants_scores(self) -> bool:
         """Whether log-probabilities of its prompt are still to come: none of its output exists."""
-        return self.sampling.prompt_logprobs is not None and not self.output_token_ids
+        return self.sampling.prompt_logprobs is not None and not self.output_index
 
     @property
     def constraint(self) -> "Row | None":
@@ -82,6 +90,10 @@ class Row:
             assert self._mask_bytes is not None
             return np.full(self._mask_bytes, 0xFF, dtype=np.uint8)
         return self._mask
+
+
+class Masks(dict[str, TokenBitmask]):
+    """The masks of one step by request id, in the place of vLLM's own of structured outputs."""
 
 
 class Scores(NamedTuple):
@@ -103,11 +115,16 @@ class Report:
             in which all others wait.
         scores: those of prompts, by vLLM's id: a prompt may bring some before it has a token, and
             after its request was removed.
+        misled: requests, by vLLM's id, for which the device went on from another token than theirs.
     """
 
     broken: frozenset[str] = frozenset()
     told: Mapping[str, Logprobs] = field(default_factory=dict)
     scores: Mapping[str, Scores] = field(default_factory=dict)
+    misled: frozenset[str] = frozenset()
+
+
+NOTHING_TO_SAY = Report()
 
 
 class GuardedConstraint:

@@ -32,50 +32,46 @@ class Piece(NamedTuple):
     offset: int
 
 
-class PromptScorer:
-    """Scores the prompts of the steps of one model runner of vLLM's.
+def piece_of(row: Row, internal: str, computed: range, *, first: int) -> Piece:
+    """What a step gives of one prompt; perhaps nothing.
 
-    A piece needs as many rows of logits as a step may sample tokens, at most, and vLLM has measured
+    Args:
+        row: asks for it.
+        internal: the id that vLLM has given to the request.
+        computed: indices of the tokens that the step computes.
+        first: the row of the step's hidden states that belongs to the first of them.
+    """
+    prompt = row.prompt_token_ids
+    scored = row.sampling.scored(computed.start, computed.stop, num_prompt_tokens=len(prompt))
+    return Piece(internal, row.sampling, prompt, scored, first - computed.start)
+
+
+class PromptScorer:
+    """Scores the prompts of the steps of one model of vLLM's.
+
+    A part needs as many rows of logits as a step may sample tokens, at most, and vLLM has measured
     the memory of those at its start.
     """
 
-    def __init__(self, runner: Any, *, max_num_seqs: int) -> None:
-        self._runner = runner
+    def __init__(self, model: Any, *, max_num_seqs: int) -> None:
+        self._model = model
         self._most = min(max_num_seqs, MAX_SCORED_TOKENS)
 
     @torch.inference_mode()
-    def score(self, rows: Sequence[tuple[int, Row]]) -> Mapping[str, Scores]:
-        """The log-probabilities that the step gives, by vLLM's id; call it before it samples.
-
-        Args:
-            rows: those that want some, with their indices in the step.
-        """
-        state = self._runner.execute_model_state
-        if state is None or not rows:
-            return {}
-        planned = state.scheduler_output.num_scheduled_tokens
-        wanted = [self._wanted(index, row, planned) for index, row in rows]
+    def score(self, wanted: Sequence[Piece], hidden_states: torch.Tensor) -> Mapping[str, Scores]:
+        """The log-probabilities of the pieces, by vLLM's id; call it before the step samples."""
         told: dict[str, list[Logprobs]] = {one.request_id: [] for one in wanted if one.scored}
         failures: dict[str, str] = {}
         for pieces in in_parts(wanted, most=self._most):
             places = [piece.offset + index - 1 for piece in pieces for index in piece.scored]
-            hidden = state.hidden_states[index_on(places, state.hidden_states.device)]
-            logits = self._runner.model.compute_logits(hidden)
+            hidden = hidden_states[index_on(places, hidden_states.device)]
+            logits = self._model.compute_logits(hidden)
             found, failed = PromptLikelihoods(logits, pieces).wait()
             failures |= failed
             for request_id, logprobs in found.items():
                 told[request_id] += logprobs
         first = {one.request_id: one.scored.start for one in wanted}
         return {id_: Scores(first[id_], told[id_], failures.get(id_)) for id_ in told}
-
-    def _wanted(self, index: int, row: Row, planned: Mapping[str, int]) -> Piece:
-        """What the step gives of one prompt; perhaps nothing."""
-        internal: str = self._runner.input_batch.req_ids[index]
-        start: int = self._runner.requests[internal].num_computed_tokens
-        end, prompt = start + planned[internal], row.prompt_token_ids
-        scored = row.sampling.scored(start, end, num_prompt_tokens=len(prompt))
-        offset = int(self._runner.query_start_loc.np[index]) - start
-        return Piece(internal, row.sampling, prompt, scored, offset)
 
 
 def in_parts(wanted: Sequence[Piece], *, most: int) -> Iterator[Sequence[Piece]]:

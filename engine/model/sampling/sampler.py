@@ -37,8 +37,8 @@ CPU_NOISE_BYTES, DEVICE_NOISE_BYTES = 1 << 18, 1 << 26
 #: already is the most likely token.
 MIN_TEMPERATURE = 1e-30
 
-#: Instead of a token id: the candidates could not decide the draw.
-_UNDECIDED = -1
+#: The candidates could not decide the draw: this minus the best of them stands for the token.
+_UNDECIDED = -3
 
 
 class Drawn(Processed, Protocol):
@@ -52,7 +52,7 @@ class Draws:
     """The sampled tokens of some rows, on the device.
 
     Args:
-        tokens: [rows] ids; `BROKEN` for a failed row, `_UNDECIDED` for an undecided draw.
+        tokens: [rows] ids; `BROKEN` for a failed row, `_UNDECIDED` or less for an undecided draw.
         drawn: indices of the rows whose draws can be undecided: those that truncate.
         scaled: [drawn, vocabulary], scaled logits to settle undecided draws; None if there are
             none.
@@ -82,13 +82,18 @@ class Draws:
         if likelihoods is not None:
             likelihoods.send(tokens)
 
+    def guesses(self) -> torch.Tensor:
+        """[rows] ids of the vocabulary, without waiting: of undecided draws the best candidates."""
+        best = torch.where(self.tokens <= _UNDECIDED, _UNDECIDED - self.tokens, self.tokens)
+        return best.clamp_(min=0)
+
     def settle(self, chosen: list[int]) -> bool:
         """Decide undecided draws, in `chosen` and in `tokens`; return whether there were any.
 
         Args:
             chosen: `tokens` on the host. `BROKEN` entries stay.
         """
-        undecided = [index for index, token in enumerate(chosen) if token == _UNDECIDED]
+        undecided = [index for index, token in enumerate(chosen) if token <= _UNDECIDED]
         if not undecided:
             return False
         scaled, keys = self._scaled, self._keys
@@ -118,6 +123,11 @@ class Draws:
             if not math.isfinite(one.logprob):
                 chosen[index] = BROKEN
         return found
+
+
+def guess_of(token: int) -> int:
+    """What `Draws.guesses` has for this entry of `Draws.tokens`."""
+    return max(0, _UNDECIDED - token if token <= _UNDECIDED else token)
 
 
 class Sampler:
@@ -230,7 +240,7 @@ def _parts(index: list[int], logits: torch.Tensor) -> Iterator[list[int]]:
 def _draw_candidates(
     scaled: torch.Tensor, rows: Sequence[Drawn], keys: torch.Tensor, size: int
 ) -> torch.Tensor:
-    """[rows] tokens drawn from the `size` best of each row; `_UNDECIDED` if these are too few."""
+    """[rows] tokens drawn from the `size` best of each row; undecided if these are too few."""
     values, token_ids = scaled.topk(size, dim=-1)
     threshold = _threshold(scaled, values, [row.sampling for row in rows])
     scores = values.double() + gumbel(token_ids.int(), keys)
@@ -242,7 +252,7 @@ def _draw_candidates(
     worst = values[:, -1:]
     # If the worst candidate is masked, every token that is not masked is a candidate.
     decided = (worst == -math.inf) | ((threshold > worst) & (top_k <= size))
-    return tokens.masked_fill_(~decided[:, 0], _UNDECIDED)
+    return torch.where(decided[:, 0], tokens, _UNDECIDED - tokens)
 
 
 def _draw_whole(scaled: torch.Tensor, rows: Sequence[Drawn], keys: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,8 @@ from service.worker.settings.config import Settings
 
 if TYPE_CHECKING:
     from engine.model.run.model_runner import ConfigFacts
-    from engine.vllm.load import VllmFacts, VllmLimits
+    from engine.vllm.config import VllmLimits
+    from engine.vllm.load import VllmFacts
 
 _log = structlog.get_logger("service.worker.model")
 
@@ -247,7 +248,7 @@ def _load_vllm(settings: Settings) -> ServedModel:
 
 def vllm_limits(settings: Settings) -> "VllmLimits":
     """What vLLM gets of the settings, besides the table `vllm`."""
-    from engine.vllm.load import VllmLimits
+    from engine.vllm.config import VllmLimits
 
     names = [each.name for each in fields(VllmLimits)]
     return VllmLimits(**{name: getattr(settings, name) for name in names})

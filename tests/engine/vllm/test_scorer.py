@@ -1,6 +1,6 @@
 """Prompts are scored in parts of bounded size, from the right rows of a step of vLLM's."""
 
-from types import SimpleNamespace
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,8 @@ import torch
 from engine.logprobs import Logprobs
 from engine.request import Request
 from engine.sampling_params import SamplingParams
-from engine.vllm.row import Row
-from engine.vllm.scorer import Piece, PromptScorer, in_parts
+from engine.vllm.row import Row, Scores
+from engine.vllm.scorer import Piece, PromptScorer, in_parts, piece_of
 
 VOCAB, WIDTH = 20, 8
 
@@ -34,29 +34,26 @@ class Model:
         return hidden @ self.head
 
 
-class Runner:
-    """What the scorer reads of vLLM's runner, for chunks of rows: their beginning and length."""
+class Step:
+    """What vLLM computes for chunks of rows: their beginning and length."""
 
     def __init__(self, rows: list[Row], chunks: list[tuple[int, int]]) -> None:
         self.model = Model()
         self.states = torch.randn(100, WIDTH, generator=torch.Generator().manual_seed(7))
-        names = [f"{one.request_id}-vllm" for one in rows]
-        self.input_batch = SimpleNamespace(req_ids=names)
-        starts = [start for start, _ in chunks]
-        self.requests = {
-            name: SimpleNamespace(num_computed_tokens=start)
-            for name, start in zip(names, starts, strict=True)
-        }
-        planned = {name: length for name, (_, length) in zip(names, chunks, strict=True)}
-        places = np.cumsum([0, *planned.values()])
-        self.query_start_loc = SimpleNamespace(np=places)
+        places = np.cumsum([0, *(length for _, length in chunks)]).tolist()
+        self.pieces = [
+            piece_of(one, f"{one.request_id}-vllm", range(start, start + length), first=first)
+            for one, (start, length), first in zip(rows, chunks, places, strict=False)
+            if one.wants_scores
+        ]
         # A token's state depends on its position alone, so that the expected values are simple.
         hidden = torch.cat([self.states[start : start + length] for start, length in chunks])
         padding = torch.full((5, WIDTH), torch.nan)
-        self.execute_model_state: Any = SimpleNamespace(
-            scheduler_output=SimpleNamespace(num_scheduled_tokens=planned),
-            hidden_states=torch.cat([hidden, padding]),
-        )
+        self.hidden_states = torch.cat([hidden, padding])
+
+    def score(self, *, most: int) -> Mapping[str, Scores]:
+        scorer = PromptScorer(self.model, max_num_seqs=most)
+        return scorer.score(self.pieces, self.hidden_states)
 
     def expected(self, of: Row, index: int) -> Logprobs:
         logprobs = (self.states[index - 1] @ self.model.head).log_softmax(dim=-1)
@@ -75,9 +72,8 @@ def test_each_row_gets_what_its_chunk_tells_in_parts_of_bounded_size(most):
         row("before", 30, prompt_logprobs=1, prompt_logprobs_from=25),
         row("one", 1, prompt_logprobs=1),
     ]
-    runner = Runner(rows, [(0, 9), (0, 6), (7, 4), (12, 8), (0, 5), (0, 1)])
-    wanting = [(index, one) for index, one in enumerate(rows) if one.wants_scores]
-    found = PromptScorer(runner, max_num_seqs=most).score(wanting)
+    step = Step(rows, [(0, 9), (0, 6), (7, 4), (12, 8), (0, 5), (0, 1)])
+    found = step.score(most=most)
     indices = {"whole": range(1, 9), "middle": range(8, 12), "end": range(17, 20)}
     assert found.keys() == {f"{name}-vllm" for name in indices}
     for one in rows:
@@ -87,29 +83,26 @@ def test_each_row_gets_what_its_chunk_tells_in_parts_of_bounded_size(most):
         assert (scores.first, len(scores.logprobs)) == (scored.start, len(scored))
         assert scores.failure is None
         for index, told in zip(scored, scores.logprobs, strict=True):
-            wanted = runner.expected(one, index)
+            wanted = step.expected(one, index)
             assert told.logprob == pytest.approx(wanted.logprob, abs=1e-5)
             assert [id_ for id_, _ in told.top] == [id_ for id_, _ in wanted.top]
             assert dict(told.top) == pytest.approx(dict(wanted.top), abs=1e-5)
-    assert sum(runner.model.sizes) == 8 + 4 + 3 and max(runner.model.sizes) <= most
+    assert sum(step.model.sizes) == 8 + 4 + 3 and max(step.model.sizes) <= most
 
 
 def test_a_state_that_is_no_number_fails_its_own_prompt():
     rows = [row("good", 5, prompt_logprobs=1), row("bad", 5, prompt_logprobs=1)]
-    runner = Runner(rows, [(0, 5), (0, 5)])
-    runner.execute_model_state.hidden_states[7] = torch.nan
-    found = PromptScorer(runner, max_num_seqs=3).score(list(enumerate(rows)))
+    step = Step(rows, [(0, 5), (0, 5)])
+    step.hidden_states[7] = torch.nan
+    found = step.score(most=3)
     assert found["bad-vllm"].failure == "a log-probability of the prompt is not a number"
     assert found["good-vllm"].failure is None and len(found["good-vllm"].logprobs) == 4
 
 
-def test_a_rank_without_logits_and_a_step_without_askers_compute_nothing():
-    rows = [row("a", 5, prompt_logprobs=1)]
-    runner = Runner(rows, [(0, 5)])
-    assert PromptScorer(runner, max_num_seqs=3).score([]) == {}
-    runner.execute_model_state = None
-    assert PromptScorer(runner, max_num_seqs=3).score(list(enumerate(rows))) == {}
-    assert runner.model.sizes == []
+def test_a_step_without_askers_computes_nothing():
+    step = Step([row("a", 5)], [(0, 5)])
+    assert step.score(most=3) == {}
+    assert step.model.sizes == []
 
 
 def test_a_row_with_output_wants_nothing_more():
