@@ -70,8 +70,8 @@ class ModelSettings(Section):
     """
     async_scheduling: bool = True
     """On CUDA the next step is planned and launched while one is in flight, so that the device does
-    not wait for the host. If off, each step waits for the tokens of the previous one. `engine` vllm:
-    vLLM's own asynchronous scheduling.
+    not wait for the host. If off, each step waits for the tokens of the previous one. With
+    `engine` vllm it is vLLM's own asynchronous scheduling.
     """
     shared_weights: Path | None = None
     """Folder for weights in the layout of the CPU kernels. The native workers of one user on one
