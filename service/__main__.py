@@ -8,60 +8,42 @@ that cannot be `durable`, or a missing module; 3 a thread hung.
 import os
 import sys
 
+from service.shared.process import EXIT_OK, begin_log, run
 from service.worker.process.signals import StopSignals
 
 #: The longest time a thread keeps the GIL while another waits for it. With Python's default of five
 #: milliseconds, a step that returns from native code would wait that long for the publisher.
 SWITCH_SECONDS = 0.0005
-#: The exit code if a signal came before the worker was built.
-EXIT_OK = 0
-#: The exit code for an invalid command line, environment or file.
-EXIT_USAGE = 2
-#: The installation with all modules that a worker imports.
-WORKER_EXTRA = "the extra `worker`: pip install -c constraints.txt -e '.[worker]'"
 
 
 def main() -> int:
     """Run a worker with the settings of this process; returns the exit code."""
     signals = StopSignals()
     signals.listen()
-    try:
-        return _run(signals)
-    except ModuleNotFoundError as error:
-        # Only the client is installed, for instance by `pip install .`.
-        missing = f"the module {error.name} is missing"
-        sys.stderr.write(f"installation: {missing}; a worker needs {WORKER_EXTRA}\n")
-        return EXIT_USAGE
+    return run("worker", lambda: _run(signals), extra="worker")
 
 
 def _run(signals: StopSignals) -> int:
-    # Imported after the signal handlers are installed, because these imports take a second.
-    from service.shared.settings.sources import ConfigurationError
     from service.worker.settings.config import Settings
 
-    try:
-        settings = Settings.load()
-        # Imported after the settings are read, so that `--help` and errors are printed at once.
-        from service.shared.logs import configure_logs, warn_of_settings
-        from service.worker.model.node import serves_no_requests
-        from service.worker.process.follower import run_follower
-        from service.worker.process.watch import Watch
-        from service.worker.process.worker import Worker
-        from service.worker.settings.combinations import without_effect
+    settings = Settings.load()
+    # Imported only here, so that `--help` and wrong settings are answered quickly.
+    from service.shared.logs import warn_of_settings
+    from service.worker.model.node import serves_no_requests
+    from service.worker.process.follower import run_follower
+    from service.worker.process.watch import Watch
+    from service.worker.process.worker import Worker
+    from service.worker.settings.combinations import without_effect
 
-        if signals.are_pending:
-            return EXIT_OK
-        configure_logs(level=settings.log_level, style=settings.log_format, worker=settings.worker)
-        warn_of_settings(settings.unknown_variables(os.environ))
-        warn_of_settings(without_effect(settings))
-        if serves_no_requests(settings):
-            # It holds no requests, so there is nothing to wait for.
-            signals.pass_to(lambda: leave(EXIT_OK))
-            return run_follower(settings)
-        worker = Worker(settings)
-    except ConfigurationError as error:
-        sys.stderr.write(f"configuration: {error}\n")
-        return EXIT_USAGE
+    if signals.are_pending:
+        return EXIT_OK
+    begin_log(settings, worker=settings.worker)
+    warn_of_settings(without_effect(settings))
+    if serves_no_requests(settings):
+        # It holds no requests, so there is nothing to wait for.
+        signals.pass_to(lambda: leave(EXIT_OK))
+        return run_follower(settings)
+    worker = Worker(settings)
     sys.setswitchinterval(SWITCH_SECONDS)
     signals.pass_to(worker.stop)
     # Not a part of the worker: it ends the process, and must run until the process has ended.

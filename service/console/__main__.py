@@ -6,47 +6,28 @@ Exit codes: 0 ended by a signal; 2 invalid settings, or a Python module is missi
 """
 
 import asyncio
-import os
 import signal
 import sys
 
-#: Exit code for an invalid command line, environment or file.
-EXIT_USAGE = 2
-#: The extra that installs every package a console imports.
-CONSOLE_EXTRA = "the extra `console`: pip install -c constraints.txt -e '.[console]'"
+from service.shared.process import EXIT_OK, begin_log, run
 
 
 def main() -> int:
     """Run a console with the settings of this process; returns the exit code."""
-    # By default SIGHUP ends the process. While it is blocked, it stays pending until the handler
-    # is installed.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-    try:
-        return _run()
-    except ModuleNotFoundError as error:
-        missing = f"the module {error.name} is missing"
-        sys.stderr.write(f"installation: {missing}; a console needs {CONSOLE_EXTRA}\n")
-        return EXIT_USAGE
+    # By default SIGHUP ends the process.
+    return run("console", _run, extra="console", held={signal.SIGHUP})
 
 
 def _run() -> int:
     from service.console.settings import ConsoleSettings
-    from service.shared.settings.sources import ConfigurationError
 
-    try:
-        settings = ConsoleSettings.load()
-        # Imported only here, so that `--help` and wrong settings are answered quickly.
-        from service.console.server import ConsoleServer
-        from service.shared.logs import configure_logs, warn_of_settings
+    settings = ConsoleSettings.load()
+    # Imported only here, so that `--help` and wrong settings are answered quickly.
+    from service.console.server import ConsoleServer
 
-        configure_logs(level=settings.log_level, style=settings.log_format)
-        warn_of_settings(ConsoleSettings.unknown_variables(os.environ))
-        server = ConsoleServer(settings)
-    except ConfigurationError as error:
-        sys.stderr.write(f"configuration: {error}\n")
-        return EXIT_USAGE
-    asyncio.run(server.run())
-    return 0
+    begin_log(settings)
+    asyncio.run(ConsoleServer(settings).run())
+    return EXIT_OK
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ class User:
     is_operator: bool = False
 
 
-class Users:
+class Users(Credentials[User]):
     """The users of a console. Without a file everyone is let in.
 
     `may_write`: the console has the role of operators. Without it nobody is one.
@@ -52,18 +52,7 @@ class Users:
     ) -> None:
         self._may_write = may_write
         self._attempts = Attempts(clock=clock)
-        self._credentials = Credentials(path, self._parse, setting="users_file", kind="password")
-
-    def __len__(self) -> int:
-        return len(self._credentials)
-
-    @property
-    def are_required(self) -> bool:
-        return self._credentials.are_required
-
-    def reload(self) -> None:
-        """Read the file again; if that fails, the earlier users stay. ConfigurationError."""
-        self._credentials.reload()
+        super().__init__(path, self._user_of, setting="users_file", kind="password")
 
     def user(self, headers: Mapping[str, str], *, address: str = "", session: str = "") -> User:
         """The user that sends these headers from this address, with this cookie.
@@ -75,13 +64,13 @@ class Users:
         name, password = _login_of(headers)
         if not password:
             raise _unknown()
-        login = Login(address, name, self._credentials.hash(password), session)
+        login = Login(address, name, self.hash(password), session)
         if wait := self._attempts.wait_seconds(login):
             detail = f"Too many logins have failed. Try again in {wait} seconds."
             raise HTTPException(429, detail, {"Retry-After": str(wait)})
-        found = self._credentials.holder(password)
+        found = self.holder(password)
         if found is None or (name is not None and name != found.name):
-            is_user = any(name == user.name for user in self._credentials.holders)
+            is_user = any(name == user.name for user in self.holders)
             if self._attempts.fail(login, is_user=is_user):
                 # A name that is no user's could be a password in the wrong field.
                 user = name if is_user else None
@@ -90,7 +79,7 @@ class Users:
         self._attempts.succeed(login)
         return found
 
-    def _parse(self, words: Sequence[str]) -> tuple[str, User]:
+    def _user_of(self, words: Sequence[str]) -> tuple[str, User]:
         """One line of the file. ValueError, whose text contains no part of the password."""
         if not 2 <= len(words) <= 3 or any(word != OPERATOR for word in words[2:]):
             raise ValueError(f"must be `name password [{OPERATOR}]`")

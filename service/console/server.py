@@ -1,13 +1,9 @@
 """Runs a console in one event loop: opens the socket, serves, ends at a signal."""
 
 import asyncio
-import contextlib
-import signal
-from collections.abc import Iterator, Sequence
 
 import redis
 import structlog
-import uvicorn
 
 from quire.transport.connection import connect
 from service.console.access import Users
@@ -15,11 +11,9 @@ from service.console.app import Console
 from service.console.reading.queue import QueueReading
 from service.console.settings import ConsoleSettings
 from service.shared.http.heads import TimedConnection
+from service.shared.http.server import serving
 from service.shared.http.sockets import listening
-from service.shared.settings.sources import ConfigurationError
-
-#: The signals that end a console.
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+from service.shared.process import on_signals
 
 #: How long responses may take once the console ends.
 CLOSE_SECONDS = 5
@@ -62,11 +56,7 @@ class ConsoleServer:
 
     async def run(self) -> None:
         """Serve until a signal comes."""
-        loop = asyncio.get_running_loop()
-        for number in STOP_SIGNALS:
-            loop.add_signal_handler(number, self.stop)
-        loop.add_signal_handler(signal.SIGHUP, self._reload_users)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+        on_signals(self.stop, reload=self._users.reload_and_tell)
         connection = connect(self._settings.connection_url, block_seconds=0.0)
         try:
             await self.serve(connection)
@@ -87,26 +77,22 @@ class ConsoleServer:
             for name in settings.queues
         ]
         console = Console(queues, settings, self._users)
-        server = _Uvicorn(_uvicorn_config(console, settings.trusted_proxies))
-        serving = asyncio.create_task(server.serve(sockets=[self._socket]))
-        watching = asyncio.create_task(console.watch())
-        stopping = asyncio.create_task(self._stopping.wait())
-        self._log_ready()
-        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        console.close()
-        for task in (watching, stopping):
-            task.cancel()
-        server.should_exit = True
-        await serving
+        async with serving(
+            console.app,
+            self._socket,
+            close_seconds=CLOSE_SECONDS,
+            http=TimedConnection,
+            forwarded_allow_ips=list(settings.trusted_proxies),
+            limit_concurrency=MAX_CONNECTIONS,
+        ) as server:
+            watching = asyncio.create_task(console.watch())
+            stopping = asyncio.create_task(self._stopping.wait())
+            self._log_ready()
+            await asyncio.wait({server, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            console.close()
+            for task in (watching, stopping):
+                task.cancel()
         _log.info("console stopped")
-
-    def _reload_users(self) -> None:
-        try:
-            self._users.reload()
-        except ConfigurationError as error:
-            _log.error("the earlier users stay", reason=str(error))
-        else:
-            _log.info("users are read again", users=len(self._users))
 
     def _log_ready(self) -> None:
         settings = self._settings
@@ -120,28 +106,3 @@ class ConsoleServer:
         if not self._users.are_required:
             able = "change the queues and read" if settings.role == "operator" else "read"
             _log.warning(f"no users_file: who reaches this port may {able} all prompts and outputs")
-
-
-class _Uvicorn(uvicorn.Server):
-    """uvicorn's server without its signal handlers: `ConsoleServer` ends it."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def _uvicorn_config(console: Console, trusted_proxies: Sequence[str]) -> uvicorn.Config:
-    return uvicorn.Config(
-        console.app,
-        http=TimedConnection,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        # The console itself logs what uvicorn would log below this level.
-        log_level="warning",
-        access_log=False,
-        forwarded_allow_ips=list(trusted_proxies),
-        server_header=False,
-        limit_concurrency=MAX_CONNECTIONS,
-        timeout_graceful_shutdown=CLOSE_SECONDS,
-    )

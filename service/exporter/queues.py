@@ -5,9 +5,6 @@ not answer in time, the scrape contains only `quire_exporter_up 0`: an old backl
 current one.
 """
 
-import os
-import signal
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,14 +25,7 @@ from service.exporter.register import exporter_families
 from service.exporter.settings import ExporterSettings
 from service.exporter.usage import UsageCounter, Used
 from service.shared.families import PRIORITIES
-from service.shared.logs import configure_logs, warn_of_settings
 from service.shared.probes import ProbeServer
-from service.shared.settings.sources import ConfigurationError
-
-#: The exit code for an invalid command line, environment or file.
-EXIT_USAGE = 2
-#: The signals that end the exporter.
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 #: What the tenants of every queue have used.
 UsageOfQueues = Mapping[str, Mapping[str, Used]]
@@ -218,29 +208,6 @@ class BoundedRead:
     def close(self) -> None:
         """Start no more reads; does not wait for the current one."""
         self._executor.shutdown(wait=False, cancel_futures=True)
-
-
-def main() -> int:
-    """Export until a stop signal; returns the exit code. The signals must be blocked."""
-    try:
-        settings = ExporterSettings.load()
-        configure_logs(level=settings.log_level, style=settings.log_format)
-        warn_of_settings(settings.unknown_variables(os.environ))
-        exporter = Exporter(settings)
-    except ConfigurationError as error:
-        sys.stderr.write(f"configuration: {error}\n")
-        return EXIT_USAGE
-    exporter.start()
-    _log.info(
-        "exporter ready",
-        queues=list(settings.queues),
-        http_host=settings.http_host,
-        http_port=exporter.http_port,
-    )
-    signal.sigwait(STOP_SIGNALS)
-    exporter.stop()
-    _log.info("exporter stopped")
-    return 0
 
 
 class Inspection:

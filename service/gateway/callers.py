@@ -40,7 +40,7 @@ class Caller:
         return requested
 
 
-class ApiKeys:
+class ApiKeys(Credentials[Caller]):
     """The keys of a gateway.
 
     Without a file no key is needed, but pages of origins outside `allowed_origins` are refused.
@@ -50,19 +50,8 @@ class ApiKeys:
     """
 
     def __init__(self, path: Path | None, *, allowed_origins: Sequence[str] = ()) -> None:
-        self._credentials = Credentials(path, _parse, setting="keys_file", kind="key")
+        super().__init__(path, _parse, setting="keys_file", kind="key")
         self._allowed_origins = allowed_origins
-
-    def __len__(self) -> int:
-        return len(self._credentials)
-
-    @property
-    def are_required(self) -> bool:
-        return self._credentials.are_required
-
-    def reload(self) -> None:
-        """Read the file again; if that fails, the earlier keys stay valid. ConfigurationError."""
-        self._credentials.reload()
 
     def caller(self, headers: Mapping[str, str]) -> Caller:
         """The caller that sends these headers. Refused without a valid key, or for its origin."""
@@ -72,7 +61,7 @@ class ApiKeys:
             return Caller()
         authorization = headers.get("Authorization", "")
         scheme, _, key = authorization.strip().partition(" ")
-        found = self._credentials.holder(key.strip()) if scheme.lower() == "bearer" else None
+        found = self.holder(key.strip()) if scheme.lower() == "bearer" else None
         if found is None:
             message = "give a key of this gateway: `Authorization: Bearer <key>`"
             headers = {"WWW-Authenticate": "Bearer"}

@@ -1,12 +1,8 @@
 """Runs a gateway in one event loop: opens the socket, serves, drains, closes."""
 
 import asyncio
-import contextlib
-import signal
-from collections.abc import Iterator
 
 import structlog
-import uvicorn
 
 from quire.client.client_async import AsyncClient
 from service.gateway.callers import ApiKeys
@@ -14,11 +10,9 @@ from service.gateway.http.connection import Connection
 from service.gateway.http.lifecycle import Lifecycle
 from service.gateway.routes import Gateway
 from service.gateway.settings import GatewaySettings
+from service.shared.http.server import serving
 from service.shared.http.sockets import listening
-from service.shared.settings.sources import ConfigurationError
-
-#: Signals that drain a gateway; a second one breaks off the open answers at once.
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+from service.shared.process import on_signals
 
 #: How long answers that are broken off may take to send their last event.
 CLOSE_SECONDS = 5.0
@@ -59,7 +53,7 @@ class GatewayServer:
         return int(self._socket.getsockname()[1])
 
     def stop(self) -> None:
-        """Drain and end. A second call breaks off the answers that are still open."""
+        """Drain and end. A second call, of a second signal, breaks off the answers still open."""
         if self._stopping.is_set():
             self._hurry.set()
         self._stopping.set()
@@ -67,7 +61,7 @@ class GatewayServer:
     async def run(self) -> None:
         """Serve until a signal comes, then drain: let the open answers end, or break them off."""
         settings = self._settings
-        self._add_signal_handlers()
+        on_signals(self.stop, reload=self._keys.reload_and_tell)
         async with AsyncClient(
             settings.connection_url,
             queue=settings.queue,
@@ -81,16 +75,19 @@ class GatewayServer:
     async def serve(self, client: AsyncClient) -> None:
         """Serve with this client until `stop` is called."""
         gateway = Gateway(client, self._settings, keys=self._keys, lifecycle=self._lifecycle)
-        server = _Uvicorn(_uvicorn_config(gateway))
-        serving = asyncio.create_task(server.serve(sockets=[self._socket]))
-        self._log_ready()
-        stopping = asyncio.create_task(self._stopping.wait())
-        await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not serving.done():
-            await self._drain()
-        stopping.cancel()
-        server.should_exit = True
-        await serving
+        async with serving(
+            gateway.app,
+            self._socket,
+            close_seconds=CLOSE_SECONDS,
+            http=Connection,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        ) as server:
+            self._log_ready()
+            stopping = asyncio.create_task(self._stopping.wait())
+            await asyncio.wait({server, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not server.done():
+                await self._drain()
+            stopping.cancel()
         await gateway.close()
 
     async def _drain(self) -> None:
@@ -106,22 +103,6 @@ class GatewayServer:
         await self._lifecycle.until_idle(CLOSE_SECONDS)
         _log.info("drained", broken_off=num_broken)
 
-    def _add_signal_handlers(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in STOP_SIGNALS:
-            loop.add_signal_handler(number, self.stop)
-        loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
-
-    def _reload_keys(self) -> None:
-        try:
-            self._keys.reload()
-        except ConfigurationError as error:
-            _log.error("the earlier keys stay valid", reason=str(error))
-        else:
-            # The number shows a file that was read while it was being written: it has few or none.
-            _log.info("keys are read again", keys=len(self._keys))
-
     def _log_ready(self) -> None:
         settings = self._settings
         _log.info(
@@ -132,27 +113,3 @@ class GatewayServer:
         )
         if not self._keys.are_required:
             _log.warning("no keys_file: everyone who can reach this port may use the queue")
-
-
-class _Uvicorn(uvicorn.Server):
-    """uvicorn's server without its signal handlers: `GatewayServer` ends it."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def _uvicorn_config(gateway: Gateway) -> uvicorn.Config:
-    return uvicorn.Config(
-        gateway.app,
-        http=Connection,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        # The gateway itself logs what uvicorn would log below this level.
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=int(CLOSE_SECONDS),
-    )

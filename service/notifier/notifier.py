@@ -7,7 +7,6 @@ once. Any number of notifiers share the work.
 
 import asyncio
 import os
-import signal
 import socket
 import time
 from collections.abc import Coroutine, Mapping
@@ -27,6 +26,7 @@ from service.notifier.posting import Poster
 from service.notifier.sending import Sending
 from service.notifier.settings import NotifierSettings
 from service.shared.probes import ProbeServer
+from service.shared.process import on_signals
 
 #: How often the event loop gives a sign of life, and after how long without one it hangs.
 SIGN_SECONDS, HANGING_SECONDS = 1.0, 60.0
@@ -63,8 +63,7 @@ class Notifier:
     async def run(self) -> None:
         """Takes ends and posts webhooks until a signal."""
         stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        on_signals(stop.set)
         settings = self._settings
         poster = Poster(
             allowed=settings.allowed,

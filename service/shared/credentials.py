@@ -11,12 +11,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Generic, TypeVar
 
+import structlog
+
 from service.shared.settings.sources import ConfigurationError
 
 #: Shorter secrets can be guessed.
 MIN_SECRET_LENGTH = 16
 
 _Holder = TypeVar("_Holder")
+
+_log = structlog.get_logger("service.shared.credentials")
 
 
 class Credentials(Generic[_Holder]):
@@ -81,6 +85,17 @@ class Credentials(Generic[_Holder]):
                 raise ConfigurationError(f"{location}: an earlier line has the same {self._kind}")
             holders[self.hash(secret)] = holder
         self._holders = holders
+
+    def reload_and_tell(self) -> None:
+        """The same, and the log has what came of it."""
+        name = self._setting.removesuffix("_file")
+        try:
+            self.reload()
+        except ConfigurationError as error:
+            _log.error(f"the earlier {name} stay valid", reason=str(error))
+        else:
+            # The number shows a file that was read while it was being written: it has few or none.
+            _log.info(f"{name} are read again", **{name: len(self)})
 
     def holder(self, secret: str) -> _Holder | None:
         """What belongs to this secret; None if it is not in the file."""

@@ -7,8 +7,7 @@ acceptable only as long as the process has no work.
 import signal
 from collections.abc import Callable
 
-#: The signals that end a worker.
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+from service.shared.process import STOP_SIGNALS
 
 
 class StopSignals:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from service.worker.process.signals import STOP_SIGNALS, StopSignals
+from service.shared.process import STOP_SIGNALS
+from service.worker.process.signals import StopSignals
 from service.worker.process.worker import Worker
 from tests.service.builders import CHECKOUT, PATIENCE_SECONDS, Queue, eventually
 from tests.service.fake_model import fake_model
