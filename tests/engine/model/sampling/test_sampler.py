@@ -211,45 +211,6 @@ def test_exactly_the_survivors_are_ever_drawn(parameters, survivors, max_candida
     assert set(sampler.sample(logits.repeat(len(rows), 1), rows)) == survivors
 
 
-def test_repetition_counts_the_prompt_and_the_other_penalties_only_the_output():
-    logits = torch.zeros(1, VOCABULARY)
-    logits[0, 50], logits[0, 60], logits[0, 70] = 5.0, 4.0, 3.0
-
-    def token(prompt, output, **sampling) -> int:
-        row = make_row(prompt, output=output, **sampling)
-        return Chooser(EOS).sample(logits.clone(), [row])[0]
-
-    assert token([50, 1], [1], repetition_penalty=1.5) == 60
-    assert token([50, 1], [60], repetition_penalty=2.0) == 70
-    assert token([50, 1], [1], presence_penalty=2.0) == 50
-    assert token([1], [50], presence_penalty=1.5) == 60
-    assert token([1], [50, 50], presence_penalty=0.5) == 50
-    assert token([1], [50], frequency_penalty=0.7) == 50
-    assert token([1], [50, 50], frequency_penalty=0.7) == 60
-
-
-def test_a_repetition_penalty_makes_unlikely_tokens_less_likely_too():
-    logits = torch.full((1, VOCABULARY), -9.0)
-    logits[0, 50], logits[0, 60] = -1.0, -1.5
-    row = make_row([50], repetition_penalty=2.0)
-    assert Chooser(EOS).sample(logits, [row]) == [60]
-
-
-def test_min_tokens_bans_eos_and_stop_tokens_and_then_lets_them_come():
-    logits = torch.zeros(1, VOCABULARY)
-    logits[0, [7, 9, 3]] = torch.tensor([3.0, 2.0, 4.0])
-    logits[0, 50] = 1.0
-    sampler = Chooser(EOS)
-
-    def token(**sampling) -> int:
-        row = make_row(output=[1, 1], **sampling)
-        return sampler.sample(logits.clone(), [row])[0]
-
-    assert token(min_tokens=3, stop_token_ids=(3,)) == 50
-    assert token(min_tokens=2, stop_token_ids=(3,)) == 3
-    assert token(min_tokens=3) == 3
-
-
 def test_ignore_eos_does_not_lift_the_ban_of_min_tokens():
     logits = torch.zeros(1, VOCABULARY)
     logits[0, 7] = 5.0
