@@ -25,6 +25,9 @@ SOURCES = (
     "quire/client/group_handle",
     "quire/client/handle",
     "quire/queue/producer",
+    "quire/queue/shard",
+    "quire/transport/retrying",
+    "quire/transport/script_runner",
 )
 
 #: The rules, in their order. They hold for code, docstrings and comments alike.

@@ -7,7 +7,7 @@ length. So Redis receives what a Client would have sent.
 from quire import Broker
 from quire.queue.scripts import load_source
 from quire.queue.submit.submit import submit_call
-from quire.transport.script_runner import arguments_of, script_sha
+from quire.transport.script_calls import arguments_of, script_sha
 from quire.wire.arguments import build_request
 from quire.wire.message import Message
 

@@ -34,13 +34,8 @@ from quire.queue.publish.waits import (
     lowest_of,
 )
 from quire.queue.reader import Reader
-from quire.queue.request.status import RequestStatus
-from quire.transport.connection import Retrying
 from quire.transport.procedure import run, send
-from quire.wire.output import State
-
-#: The most short calls of readers at the same time; each uses a connection. Others wait.
-MAX_CALLS = 8
+from quire.transport.retrying import MAX_CALLS, Retrying
 
 #: After how long without a wait the reading thread ends.
 IDLE_SECONDS = 1.0
@@ -58,37 +53,13 @@ class SharedReadsBroker(Broker):
         _BROKERS.add(self)
 
     def _begin(self) -> None:
-        self._turns = threading.BoundedSemaphore(MAX_CALLS)
+        self._retrying.turns = threading.BoundedSemaphore(MAX_CALLS)
         self._reader = _Reader(
             self.connection,
             self.keys,
             longest_block=self._longest_block,
             retrying=self._retrying,
         )
-
-    def read_output(
-        self, seen: Mapping[str, int], *, block_seconds: float | None = None
-    ) -> dict[str, OutputRead]:
-        """See `Broker.read_output`. A read that waits shares its XREAD with all others."""
-        if block_seconds is not None and seen:
-            return super().read_output(seen, block_seconds=block_seconds)
-        with self._turns:
-            return super().read_output(seen)
-
-    def status(self, request_id: str) -> RequestStatus:
-        """See `Broker.status`."""
-        with self._turns:
-            return super().status(request_id)
-
-    def absence(self) -> str | None:
-        """See `Broker.absence`."""
-        with self._turns:
-            return super().absence()
-
-    def end_overdue(self, request_ids: Sequence[str]) -> dict[str, State]:
-        """See `Broker.end_overdue`: a thousand readers may have the same deadline."""
-        with self._turns:
-            return super().end_overdue(request_ids)
 
 
 class _Reader(Reader):

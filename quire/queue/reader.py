@@ -13,8 +13,8 @@ import redis
 
 from quire.keys import Keys
 from quire.queue.publish.output_log import MAX_ENTRIES_PER_READ, OutputRead, read_output
-from quire.transport.connection import Retrying
 from quire.transport.procedure import RoundTrip, run, send
+from quire.transport.retrying import Retrying
 
 
 class Reader:

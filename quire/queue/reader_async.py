@@ -27,7 +27,7 @@ from quire.queue.publish.waits import (
     Waits,
     lowest_of,
 )
-from quire.queue.shard_async import heeding_cancels
+from quire.transport.concurrency_async import heeding_cancels
 from quire.transport.procedure import RoundTrip, run_async, send_async
 
 #: How long `close` waits for the reading task before it is cancelled.

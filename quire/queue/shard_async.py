@@ -1,60 +1,36 @@
-"""How an event loop reaches one queue shard: the base class of AsyncBroker.
+"""How one queue shard is reached: the base class of the sides of a broker.
 
-The commands and the meaning of their replies are procedures that Broker runs, too. This module
-only sends, waits and retries. As in Broker, only what is idempotent is retried, for a limited time.
+The commands and the meaning of their replies are procedures. This module only sends and repeats.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import redis.asyncio
-from redis.exceptions import RedisError
 
 from quire.keys import Keys
 from quire.queue import clock, scripts
-from quire.transport.connection import Attempts, is_of_replica, longest_block_of
+from quire.transport.connection import longest_block_of
 from quire.transport.durability import DurabilityRules
 from quire.transport.patience import OUTAGE_RETRIES
-from quire.transport.procedure import Procedure, RoundTrip, run_async, send_async
-from quire.transport.script_runner import (
-    Argument,
-    Ask,
-    ScriptArguments,
-    arguments_of,
-    pipelines_of,
-    script_error,
-    sending,
-)
-from quire.transport.slots import for_key
-
-#: The most calls that are sent at the same time; each uses a connection. Others wait.
-MAX_CALLS = 8
+from quire.transport.procedure import Command, Procedure, RoundTrip, run_async, send_async
+from quire.transport.retrying_async import AsyncRetrying
+from quire.transport.script_calls import Argument, Ask
+from quire.transport.script_runner_async import AsyncScriptRunner
+from quire.transport.slots import for_key, owner_of
 
 _Result = TypeVar("_Result")
 
 
-async def heeding_cancels(awaitable: Awaitable[_Result]) -> _Result:
-    """Awaits it, and raises CancelledError if it has swallowed a cancellation.
-
-    redis-py sends with `asyncio.wait_for`. In Python 3.11 that drops a cancellation that arrives
-    just when everything is sent. The cancelled task would continue, and a timeout have no effect.
-    """
-    task = asyncio.current_task()
-    assert task is not None, "only a task can await"
-    before = task.cancelling()
-    try:
-        return await awaitable
-    finally:
-        if task.cancelling() > before:
-            raise asyncio.CancelledError
-
-
 class AsyncShard:
-    """The base class of AsyncBroker. Every transition's arguments begin with `settings`."""
+    """The base class of the sides of a Broker.
+
+    `settings` are the first arguments of every transition. `sources` replaces the source of a
+    transition: tests use it to break one on purpose.
+    """
 
     def __init__(
         self,
@@ -69,75 +45,50 @@ class AsyncShard:
     ) -> None:
         self.keys = keys
         self.lease_seconds = lease_seconds
-        self._sources = sources or {}
-        #: Reaches the node of this shard; for reads that no method has.
-        self.connection = connection = for_key(connection, keys.prefix)
-        self._settings = tuple(settings)
-        self._retry_seconds = retry_seconds
         #: For how long a wait without a timeout continues while Redis does not answer.
         self.outage_seconds = OUTAGE_RETRIES * retry_seconds
+        #: Reaches the node of this shard; for reads that no method has.
+        self.connection = connection = for_key(connection, keys.prefix)
         self._longest_block = longest_block_of(connection)
+        self._retrying = AsyncRetrying(retry_seconds, connection)
+        replaced = sources or {}
+        self._scripts = AsyncScriptRunner(
+            connection,
+            settings,
+            load=lambda name: replaced.get(name) or scripts.load_source(name),
+            retrying=self._retrying,
+        )
         self._durability = (
             DurabilityRules(keys, longest_seconds=self._longest_block) if durable else None
         )
-        self._turns = asyncio.Semaphore(MAX_CALLS)
+
+    @property
+    def node(self) -> str:
+        """`host:port` of the node of a cluster that owns this shard, as far as known.
+
+        Empty for a single server, however it is reached.
+        """
+        return owner_of(self.connection)
 
     async def now_ms(self) -> int:
-        """See `Broker.now_ms`."""
+        """The broker's clock, in unix milliseconds. Deadlines are times on this clock."""
         return await self.run(clock.now_ms())
 
     async def run(self, procedure: Procedure[_Result]) -> _Result:
-        """See `Shard.run`."""
+        """Runs a procedure on this shard: each step is one round trip, repeated while Redis fails.
+
+        BrokerUnavailable, and the errors of the procedure.
+        """
         return await run_async(procedure, self._do)
 
     async def _do(self, step: Ask | RoundTrip) -> list[Any]:
-        if isinstance(step, Ask):
-            return await self._ask(step)
-        once = partial(self._look, step)
-        if step.wait_seconds:
-            # A read that waits must not hold up calls that Redis answers at once.
+        if isinstance(step, RoundTrip):
+            once = partial(send_async, self.connection, step)
             return await self._retrying(once, wait_seconds=step.wait_seconds)
-        return await self._call(once)
+        durability = self._durability if step.must_be_durable else None
+        return await self._scripts.run_many(step.transition, step.calls, durability=durability)
 
-    async def _look(self, trip: RoundTrip) -> list[Any]:
-        return await send_async(self.connection, trip)
-
-    async def _ask(self, ask: Ask) -> list[Any]:
-        durability = self._durability if ask.must_be_durable else None
-        if durability:
-            await self._call(lambda: run_async(durability.probing(), self._look))
-        source, replies = (
-            self._sources.get(ask.transition) or scripts.load_source(ask.transition),
-            list[Any](),
-        )
-        for part in pipelines_of(ask.calls):
-            made = [arguments_of(call, self._settings) for call in part]
-            replies += await self._call(partial(self._send, source, made, durability))
-        return [script_error(r) if isinstance(r, RedisError) else r for r in replies]
-
-    async def _send(
-        self, source: str, made: Sequence[ScriptArguments], durability: DurabilityRules | None
-    ) -> list[Any]:
-        return await run_async(sending(source, made, durability), self._look)
-
-    async def _call(self, operation: Callable[[], Awaitable[_Result]]) -> _Result:
-        # Each attempt takes a turn, but the retry time counts from here. So all callers fail at the
-        # same time in an outage, and not one after the other.
-        return await self._retrying(partial(self._in_turn, operation))
-
-    async def _in_turn(self, operation: Callable[[], Awaitable[_Result]]) -> _Result:
-        async with self._turns:
-            return await operation()
-
-    async def _retrying(
-        self, operation: Callable[[], Awaitable[_Result]], *, wait_seconds: float = 0.0
-    ) -> _Result:
-        attempts = Attempts(self._retry_seconds, wait_seconds=wait_seconds)
-        while True:
-            try:
-                return await heeding_cancels(operation())
-            except RedisError as error:
-                if is_of_replica(error):
-                    await self.connection.connection_pool.disconnect(inuse_connections=False)
-                pause = attempts.pause_after(error)
-            await asyncio.sleep(pause)
+    async def _read(self, *commands: Command) -> Any:
+        """The reply to one command, or the replies to several that are sent together."""
+        replies = await self._do(RoundTrip(commands))
+        return replies if len(commands) > 1 else replies[0]

@@ -20,6 +20,16 @@ pause = time.sleep
 all_of = list_of = list
 
 
+def limited(_number: int) -> AbstractContextManager[object]:
+    """Limits nothing: whoever starts threads decides how many there are."""
+    return nullcontext()
+
+
+def heeding_cancels(result: _Item) -> _Item:
+    """The result: nobody cancels a thread."""
+    return result
+
+
 def timeout(_seconds: float | None) -> AbstractContextManager[None]:
     """Limits nothing: a thread cannot stop a call. The socket's timeout ends it."""
     return nullcontext()

@@ -23,9 +23,30 @@ pause = asyncio.sleep
 aside = asyncio.to_thread
 
 
+def limited(number: int) -> AbstractAsyncContextManager[object]:
+    """A context in which so many tasks may be at the same time. Others wait."""
+    return asyncio.Semaphore(number)
+
+
 def timeout(seconds: float | None) -> AbstractAsyncContextManager[object]:
     """A context that raises TimeoutError after so many seconds; None for no limit."""
     return nullcontext() if seconds is None else asyncio.timeout(seconds)
+
+
+async def heeding_cancels(awaitable: Awaitable[_Item]) -> _Item:
+    """Awaits it, and raises CancelledError if it has swallowed a cancellation.
+
+    redis-py sends with `asyncio.wait_for`. In Python 3.11 that drops a cancellation that arrives
+    just when everything is sent. The cancelled task would continue, and a timeout have no effect.
+    """
+    task = asyncio.current_task()
+    assert task is not None, "only a task can await"
+    before = task.cancelling()
+    try:
+        return await awaitable
+    finally:
+        if task.cancelling() > before:
+            raise asyncio.CancelledError
 
 
 async def all_of(calls: Iterable[Awaitable[_Item]]) -> list[_Item]:

@@ -1,4 +1,4 @@
-"""Connections to Redis, and the only code that retries an operation.
+"""Connections to Redis, and what their errors mean.
 
 By default redis-py retries writes without telling the caller: after a short stall one XADD makes
 two entries, and one XREADGROUP delivers entries twice and returns them once. So connections made
@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 from urllib.parse import SplitResult
 
@@ -258,39 +258,6 @@ def socket_timeout_of(connection: redis.Redis | redis.asyncio.Redis) -> float | 
         raise ValueError("the connection must not decode responses: bodies are bytes")
     timeout = settings.get("socket_timeout")
     return float(timeout) if timeout is not None else None
-
-
-class Retrying:
-    """Runs operations against Redis, and raises QuireErrors in place of redis-py's errors.
-
-    A repeatable operation is retried after a transient error, with growing pauses, for at most
-    `seconds` in all. Then BrokerUnavailable is raised; for other operations at the first error. The
-    time for which an operation may block on the server does not count.
-
-    If the server is a replica, idle connections of `connection` are closed, so that the next
-    attempt resolves the url again.
-    """
-
-    def __init__(self, seconds: float, connection: redis.Redis | None = None) -> None:
-        self.seconds = seconds
-        self._connection = connection
-
-    def __call__(
-        self,
-        operation: Callable[[], _Result],
-        *,
-        repeatable: bool = True,
-        wait_seconds: float = 0.0,
-    ) -> _Result:
-        attempts = Attempts(self.seconds if repeatable else 0.0, wait_seconds=wait_seconds)
-        while True:
-            try:
-                return operation()
-            except RedisError as error:
-                if self._connection is not None and is_of_replica(error):
-                    self._connection.connection_pool.disconnect(inuse_connections=False)
-                pause = attempts.pause_after(error)
-            time.sleep(pause)
 
 
 class Attempts:

@@ -25,7 +25,7 @@ from quire.batch.lines import BadLine, error_line
 from quire.batch.progress import FIRST, BatchOptions, BatchProgress, Position
 from quire.batch.run import BatchRun
 from quire.errors import UNAVAILABLE
-from quire.transport.script_runner import Argument
+from quire.transport.script_calls import Argument
 from quire.wire.protocol import Priority
 from service.batcher.destinations import Destination, Destinations
 from service.batcher.publishing import Results

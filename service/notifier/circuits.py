@@ -12,7 +12,7 @@ from typing import Any
 
 import redis.asyncio
 
-from quire.queue.shard_async import heeding_cancels
+from quire.transport.concurrency_async import heeding_cancels
 
 #: So many failures in a row open a circuit.
 FAILURES = 5

@@ -17,7 +17,7 @@ from typing import Any
 import redis.asyncio
 
 from quire.keys import Keys
-from quire.queue.shard_async import heeding_cancels
+from quire.transport.concurrency_async import heeding_cancels
 from quire.transport.slots import for_key
 from service.notifier.circuits import FAILURES, Circuits
 from service.notifier.events import Event

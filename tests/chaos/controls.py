@@ -13,7 +13,7 @@ from typing import Any
 
 from quire.queue.broker import Broker
 from quire.queue.scripts import load_source
-from quire.transport.script_runner import script_sha
+from quire.transport.script_calls import script_sha
 from quire.wire.constraints import Kind
 from quire.wire.protocol import GenerationRequest
 from tests.chaos.adapters import NAMES

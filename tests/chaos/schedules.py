@@ -13,7 +13,7 @@ from typing import Any
 from engine.output.detokenizer import StreamDecoder
 from quire.errors import UnknownRequest
 from quire.queue.scripts import load_source
-from quire.transport.script_runner import script_sha
+from quire.transport.script_calls import script_sha
 from quire.wire.constraints import Constraint, Kind
 from quire.wire.protocol import GenerationRequest, Priority
 from tests.chaos.adapters import NAMES

@@ -18,7 +18,7 @@ from quire.queue.publish.output_log import OutputRead
 from quire.queue.repair.dead_letters import DeadLettering
 from quire.queue.request.arguments import MAX_ITEMS_PER_CALL, names_of
 from quire.queue.request.claims import Claim, new_owner
-from quire.transport.script_runner import ScriptCall, raise_if_error
+from quire.transport.script_calls import ScriptCall, raise_if_error
 from quire.wire.codec import reading
 from quire.wire.output import ErrorInfo, TokenChunk
 from quire.wire.protocol import Priority

@@ -15,7 +15,8 @@ import redis
 from redis.exceptions import ResponseError
 
 from quire.keys import GROUP, Keys
-from quire.transport.connection import MAX_BLOCK_SECONDS, Retrying
+from quire.transport.connection import MAX_BLOCK_SECONDS
+from quire.transport.retrying import Retrying
 from quire.wire.protocol import Priority
 
 

@@ -8,7 +8,7 @@ from quire.errors import QuireError
 from quire.keys import Keys
 from quire.queue.request.status import states_of
 from quire.transport.procedure import Procedure
-from quire.transport.script_runner import Ask, ScriptCall
+from quire.transport.script_calls import Ask, ScriptCall
 from quire.wire.output import State
 
 

@@ -11,7 +11,7 @@ from quire.queue.repair.damage import MAX_REASON_LENGTH
 from quire.queue.request.arguments import in_parts, names_of
 from quire.queue.request.claims import Claim, call_of_claims, fence_of
 from quire.queue.shard import Shard
-from quire.transport.script_runner import ScriptCall
+from quire.transport.script_calls import ScriptCall
 from quire.wire.output import Completion, ErrorInfo, FinishReason, State
 
 

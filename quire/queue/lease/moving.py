@@ -14,7 +14,7 @@ from quire.queue.lease.expire import expire_call
 from quire.queue.repair.damage import Mending
 from quire.queue.request.arguments import MAX_ITEMS_PER_CALL, call_on
 from quire.transport.procedure import command
-from quire.transport.script_runner import ScriptCall
+from quire.transport.script_calls import ScriptCall
 from quire.wire.output import State
 
 

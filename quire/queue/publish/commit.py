@@ -21,7 +21,8 @@ from quire.keys import Keys
 from quire.queue.request.arguments import in_parts
 from quire.queue.request.claims import Claim
 from quire.queue.shard import Shard
-from quire.transport.script_runner import Argument, ScriptCall, ScriptRunner, raise_if_error
+from quire.transport.script_calls import Argument, ScriptCall, raise_if_error
+from quire.transport.script_runner import ScriptRunner
 from quire.wire.codec import pack_ids
 from quire.wire.history import BASES, PRIMES, hashes_of, parts_of
 from quire.wire.logprobs import TokenLogprob, ToldPrompt, pack_tokens

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from quire.keys import Keys
 from quire.queue.shard import Shard
-from quire.transport.script_runner import ScriptCall
+from quire.transport.script_calls import ScriptCall
 from quire.wire.codec import reading
 
 #: The fields of the control hash that hold the policy.

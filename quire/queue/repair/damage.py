@@ -14,7 +14,7 @@ from quire.errors import ProtocolError, QuireError
 from quire.keys import Keys
 from quire.queue.request.arguments import in_parts, names_of
 from quire.queue.shard import Shard
-from quire.transport.script_runner import ScriptCall
+from quire.transport.script_calls import ScriptCall
 from quire.wire.output import Completion, ErrorInfo, FinishReason, State
 
 #: The longest reason stored with a dead letter, in characters.

@@ -12,7 +12,7 @@ from quire.queue.request.arguments import names_of
 from quire.queue.request.claims import Claim, fence_of
 from quire.queue.shard import Shard
 from quire.transport.procedure import command
-from quire.transport.script_runner import ScriptCall
+from quire.transport.script_calls import ScriptCall
 from quire.wire.codec import readable, reading
 from quire.wire.output import Completion, ErrorInfo, FinishReason, State
 

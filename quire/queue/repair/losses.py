@@ -13,7 +13,7 @@ import redis
 
 from quire.keys import Keys
 from quire.queue.repair.restore import Lost
-from quire.transport.connection import Retrying
+from quire.transport.retrying import Retrying
 from quire.transport.slots import for_key
 
 #: The most open requests that are examined: about a second.

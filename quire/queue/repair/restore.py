@@ -9,7 +9,7 @@ from quire.keys import Keys
 from quire.queue.repair.damage import Mending
 from quire.queue.request.arguments import call_on
 from quire.transport.procedure import command
-from quire.transport.script_runner import ScriptCall
+from quire.transport.script_calls import ScriptCall
 
 #: About how many open requests one turn of `restore` examines: four calls of RESTORE, and about
 #: 20 ms of the server.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from quire.keys import Keys
-from quire.transport.script_runner import Argument, ScriptCall
+from quire.transport.script_calls import Argument, ScriptCall
 from quire.wire.arguments import MAX_SECONDS, MIN_KEPT_SECONDS
 from quire.wire.output import Completion, ErrorInfo, FinishReason, State
 

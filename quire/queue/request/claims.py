@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from quire.keys import Keys
 from quire.queue.request.arguments import names_of
-from quire.transport.script_runner import Argument, ScriptCall
+from quire.transport.script_calls import Argument, ScriptCall
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from quire.queue.clock import ms_of
 from quire.record import STATUS_FIELDS
 from quire.transport.connection import is_refused
 from quire.transport.procedure import Procedure, RoundTrip, command
-from quire.transport.script_runner import raise_if_error
+from quire.transport.script_calls import raise_if_error
 from quire.wire.codec import reading, unpack_map
 from quire.wire.output import Activity, State, split_entry_id
 from quire.wire.protocol import Priority

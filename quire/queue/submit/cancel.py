@@ -8,7 +8,7 @@ from quire.errors import InvalidRequest, UnknownRequest
 from quire.keys import GROUP_SEPARATOR, Keys
 from quire.queue.request.status import states_of
 from quire.transport.procedure import Procedure
-from quire.transport.script_runner import Ask, ScriptCall, raise_if_error
+from quire.transport.script_calls import Ask, ScriptCall, raise_if_error
 from quire.wire.output import State
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from quire.errors import BrokerUnavailable, QueueFull, QuireError
 from quire.keys import Keys
 from quire.transport.procedure import Procedure
-from quire.transport.script_runner import Ask, ScriptCall, raise_if_error
+from quire.transport.script_calls import Ask, ScriptCall, raise_if_error
 from quire.wire.codec import pack
 from quire.wire.message import Message
 from quire.wire.output import State

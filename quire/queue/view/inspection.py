@@ -20,8 +20,8 @@ from quire.queue.clock import ms_of
 from quire.queue.rank.policy import POLICY_FIELDS, QueuePolicy, policy_of
 from quire.queue.workers.workers import WorkerInfo, workers_in
 from quire.transport.cluster.parts import at_each_node, servers_of
-from quire.transport.connection import Retrying
 from quire.transport.procedure import Command, Procedure, RoundTrip, command
+from quire.transport.retrying import Retrying
 from quire.wire.codec import reading
 from quire.wire.protocol import Activity, Priority
 

@@ -10,7 +10,7 @@ from quire.keys import Keys
 from quire.queue.shard import Shard
 from quire.transport.connection import is_refused
 from quire.transport.procedure import command
-from quire.transport.script_runner import ScriptCall
+from quire.transport.script_calls import ScriptCall
 from quire.wire.codec import pack
 
 #: A worker that was silent for so long is removed from the registry.

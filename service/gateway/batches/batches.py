@@ -13,7 +13,7 @@ from starlette.responses import Response
 from quire.batch.lines import LINE_KINDS
 from quire.errors import InvalidRequest
 from quire.openai.requests import parse_body
-from quire.transport.script_runner import Argument
+from quire.transport.script_calls import Argument
 from quire.wire.protocol import Priority
 from service.gateway.batches.bodies import (
     full,

@@ -18,7 +18,7 @@ from quire.queue.scripts import BATCHES
 from quire.queue.shard import Shard
 from quire.queue.shard_async import AsyncShard
 from quire.transport.procedure import Procedure, RoundTrip, command
-from quire.transport.script_runner import Argument, Ask, ScriptCall, raise_if_error
+from quire.transport.script_calls import Argument, Ask, ScriptCall, raise_if_error
 from service.shared.batches.records import BatchRecord, FileRecord
 
 #: How long a file may be uploaded before its reservation is given up.

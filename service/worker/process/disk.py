@@ -12,8 +12,9 @@ import redis
 from quire.errors import BrokerUnavailable, QueueFull
 from quire.keys import Keys
 from quire.transport.cluster.connection import by_node
-from quire.transport.connection import Retrying, longest_block_of
+from quire.transport.connection import longest_block_of
 from quire.transport.durability import Durability
+from quire.transport.retrying import Retrying
 from service.worker.outgoing.contact import pauses
 
 #: How long one check is retried before the next pause.

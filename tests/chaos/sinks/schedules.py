@@ -13,7 +13,7 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from quire.queue.scripts import load_source
-from quire.transport.script_runner import script_sha
+from quire.transport.script_calls import script_sha
 from tests.chaos.schedules import FAKE_FLAGS, LEASE_SECONDS, Fault, text_after, tokens_under
 from tests.chaos.sinks.caller import ENDPOINT
 from tests.chaos.sinks.services import READY, Service

@@ -13,13 +13,13 @@ from quire.client.client_async import AsyncClient
 from quire.client.reader import SharedReadsBroker
 from quire.queue import producer_async
 from quire.queue.broker_async import AsyncBroker
-from quire.queue.shard_async import MAX_CALLS
 from quire.queue.submit import messages
 from quire.queue.submit.routing import Parting
 from quire.queue.submit.submit import Submitted
 from quire.testing.in_memory import FakeQuire, FakeWorker
 from quire.transport.connection import connect
 from quire.transport.connection_async import connect_async
+from quire.transport.retrying_async import MAX_CALLS
 from tests.quire.builders import claim_next, make_item, make_request, queue_keys, text_of, token_at
 from tests.quire.loop_face import async_twin
 from tests.quire.proxy import wire_to

@@ -26,7 +26,7 @@ from quire import (
     connect_async,
 )
 from quire.testing.in_memory import FakeQuire
-from quire.transport.connection import Retrying
+from quire.transport.retrying import Retrying
 from quire.wire.output import Completion, FinishReason, State
 
 CANCELLED = Completion("r", State.CANCELLED, FinishReason.CANCELLED, text="to here")

@@ -18,13 +18,13 @@ def test_a_cancellation_that_the_library_drops_is_heeded_all_the_same(monkeypatc
             asked = AsyncBroker(connection)
             begun = asyncio.Event()
 
-            async def look(_: str) -> list[object]:
+            async def look(*_: object) -> list[object]:
                 begun.set()
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.Event().wait()
                 return [None, {}, (0, 0)]
 
-            monkeypatch.setattr(asked, "_look", look)
+            monkeypatch.setattr("quire.queue.shard_async.send_async", look)
             if by == "timeout":
                 async with asyncio.timeout(0.01):
                     await asked.status("a")

@@ -26,10 +26,11 @@ from quire import Client
 from quire.client.client_async import AsyncClient
 from quire.errors import BrokerUnavailable, WaitTimeout
 from quire.queue.broker import Broker
-from quire.queue.publish.commit import MIN_ITEMS_PARTED, CommitStatus
+from quire.queue.publish.commit import CommitStatus
 from quire.queue.scripts import load_source
-from quire.transport.connection import MAX_BLOCK_SECONDS, Retrying, connect, translated
+from quire.transport.connection import MAX_BLOCK_SECONDS, connect, translated
 from quire.transport.connection_async import connect_async
+from quire.transport.retrying import Retrying
 from quire.wire.output import State
 from tests.quire.builders import claim_next, make_item, make_request, submit_and_claim
 from tests.quire.proxy import wire_to
@@ -271,10 +272,10 @@ def test_a_commit_whose_reply_is_lost_is_in_the_log_once(shaky, proxy, real_brok
 
 @pytest.mark.real_redis
 @pytest.mark.parametrize("knows_scripts", [True, False])
-def test_a_commit_in_two_parts_whose_reply_is_lost_is_in_the_logs_once(
+def test_a_commit_of_many_requests_whose_reply_is_lost_is_in_their_logs_once(
     shaky, proxy, real_broker, real_connection, knows_scripts
 ):
-    names = [f"r{number}" for number in range(MIN_ITEMS_PARTED)]
+    names = [f"r{number}" for number in range(16)]
     claims = [submit_and_claim(real_broker, id=name).claim for name in names]
     for start in (0, 1):
         # Afterwards the server knows both scripts, and this broker where its claims stand.

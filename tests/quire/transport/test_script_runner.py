@@ -17,7 +17,7 @@ from quire.client.client import Client
 from quire.client.client_async import AsyncClient
 from quire.errors import BrokerUnavailable, ProtocolError, QueueFull
 from quire.queue.lease.moving import Expired, Reaped
-from quire.transport.script_runner import (
+from quire.transport.script_calls import (
     MAX_BYTES_PER_PIPELINE,
     MAX_CALLS_PER_PIPELINE,
     ScriptCall,

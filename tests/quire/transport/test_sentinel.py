@@ -16,9 +16,10 @@ from quire.cli import main
 from quire.cli.sources import with_password
 from quire.errors import BrokerUnavailable
 from quire.queue.broker import Broker
-from quire.transport.connection import Retrying, connect
+from quire.transport.connection import connect
 from quire.transport.connection_async import connect_async
 from quire.transport.local_redis import URL_VARIABLE, LocalRedis, free_port
+from quire.transport.retrying import Retrying
 from quire.transport.sentinel import connect_through_sentinels
 from quire.transport.urls import parts_of
 from quire.wire.output import State
