@@ -1,34 +1,28 @@
 """The metrics of one batcher, built from its register. All label values exist from the start."""
 
-import itertools
 import time
 from collections.abc import Callable
-from typing import Any
-
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
 from service.batcher.register import batcher_families
-from service.shared.instruments import build_instrument
+from service.shared.instruments import Instruments
 
 
 class BatcherMetrics:
     """What a batcher counts. `num_running` is read at each scrape."""
 
     def __init__(self, *, num_running: Callable[[], int], most_running: int) -> None:
-        self.registry = CollectorRegistry()
-        self._claims = self._bind("quire_batcher_claims_total")
-        self._lines = self._bind("quire_batcher_lines_total")
-        self._deleted = self._bind("quire_batcher_deleted_total")
-        self._queue = self._bind("quire_batcher_queue_batches")
+        instruments = Instruments(batcher_families())
+        self.registry, bind = instruments.registry, instruments.bind
+        self._claims = bind("quire_batcher_claims_total")
+        self._lines = bind("quire_batcher_lines_total")
+        self._deleted = bind("quire_batcher_deleted_total")
+        self._queue = bind("quire_batcher_queue_batches")
         self._contact_at = time.monotonic()
-        batches = self._bind("quire_batcher_batches")
-        batches["limit",].set(most_running)
-        batches["running",].set_function(lambda: float(num_running()))
-        since_contact = self._bind("quire_batcher_seconds_since_contact")
+        batches = bind("quire_batcher_batches")
+        batches["limit"].set(most_running)
+        batches["running"].set_function(lambda: float(num_running()))
+        since_contact = bind("quire_batcher_seconds_since_contact")
         since_contact.set_function(lambda: self.seconds_since_contact)
-        ProcessCollector(registry=self.registry)
-        PlatformCollector(registry=self.registry)
-        GCCollector(registry=self.registry)
 
     @property
     def seconds_since_contact(self) -> float:
@@ -38,29 +32,18 @@ class BatcherMetrics:
     def note_contact(self, *, num_open: int, num_free: int) -> None:
         """Redis has answered, with the numbers of batches that have not ended."""
         self._contact_at = time.monotonic()
-        self._queue["held",].set(num_open - num_free)
-        self._queue["free",].set(num_free)
+        self._queue["held"].set(num_open - num_free)
+        self._queue["free"].set(num_free)
 
     def count_claim(self, ending: str) -> None:
         """A claim of a batch has ended."""
-        self._claims[ending,].inc()
+        self._claims[ending].inc()
 
     def count_lines(self, *, completed: int, failed: int) -> None:
         """Lines have got a result or an error."""
-        self._lines["completed",].inc(completed)
-        self._lines["failed",].inc(failed)
+        self._lines["completed"].inc(completed)
+        self._lines["failed"].inc(failed)
 
     def count_deleted(self, kind: str) -> None:
         """A file or the record of a batch was deleted."""
-        self._deleted[kind,].inc()
-
-    def _bind(self, name: str) -> Any:
-        """The instrument; if it has labels, its children by label values."""
-        family = batcher_families()[name]
-        instrument = build_instrument(family, self.registry)
-        if not family.labels:
-            return instrument
-        return {
-            values: instrument.labels(*values)
-            for values in itertools.product(*family.labels.values())
-        }
+        self._deleted[kind].inc()

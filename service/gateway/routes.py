@@ -331,7 +331,7 @@ class Gateway:
         if answer_path is not None:
             outcome = "cancelled" if await queue.abandon(record) else "late"
             _log.info("caller hung up", request_id=record.id, outcome=outcome)
-        self.metrics.hang_ups[outcome,].inc()
+        self.metrics.hang_ups[outcome].inc()
 
     def _refuse_before_start(
         self,

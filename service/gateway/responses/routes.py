@@ -269,7 +269,7 @@ class Responses:
         if ending.is_abandoned:
             outcome = "cancelled" if await ending.queue.abandon(ending.record) else "late"
             _log.info("caller hung up", request_id=ending.record.id, outcome=outcome)
-        self._parts.metrics.hang_ups[outcome,].inc()
+        self._parts.metrics.hang_ups[outcome].inc()
 
     def _refused(self, ending: _Ending, error: QuireError | Refused) -> Refused:
         """The refusal for a caller whose answer has not begun yet; see `Gateway`."""

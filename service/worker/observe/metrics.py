@@ -1,17 +1,9 @@
-"""The metrics of one worker, built from the register and bound once.
+"""The metrics of one worker, built from the register, and bound once for all its threads."""
 
-To look up a child by its labels costs as much as the observation itself. So all children are looked
-up once, here, and the threads use plain attributes. All label values exist from the first scrape
-with the value 0: if a counter appeared only with its first increment, `rate()` would miss it.
-"""
-
-import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
-
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
 from engine.stats import EngineSnapshot
 from quire.version import quire_version
@@ -36,11 +28,9 @@ class Metrics:
         *,
         model: str,
         queue: str,
-        registry: CollectorRegistry | None = None,
         instruments: Instruments | None = None,
     ) -> None:
-        is_first = instruments is None
-        self._instruments = instruments or Instruments(families(), registry or CollectorRegistry())
+        self._instruments = instruments or Instruments(families())
         self.registry = self._instruments.registry
         self._by_place: dict[int, Metrics] = {}
         self._fixed = {"model": model, "queue": queue}
@@ -78,10 +68,6 @@ class Metrics:
         self.models_loaded = bind("quire_worker_models_loaded")
         self._bind_engine()
         self._read_at_scrape()
-        if is_first:
-            ProcessCollector(registry=self.registry)
-            PlatformCollector(registry=self.registry)
-            GCCollector(registry=self.registry)
 
     def _bind_engine(self) -> None:
         bind = self._bind
@@ -228,25 +214,8 @@ class Metrics:
         ):
             gauge.set_function(lambda name=name: float(getattr(self._snapshot, name, 0)))
 
-    def _bind(self, name: str, **fixed: str) -> Any:
-        """Binds a metric: returns its child, or a map of children if it has free labels.
-
-        A free label is one with a closed set of values. With one of them the keys are its values,
-        with two they are pairs. Typed Any because the library's three kinds share no interface.
-        """
-        family, metric = self._instruments.families[name], self._instruments.get(name)
-        if not family.labels:
-            return metric
-        values = {**self._fixed, **fixed}
-        choices = [tuple(closed) or (values[label],) for label, closed in family.labels.items()]
-        free = [index for index, closed in enumerate(family.labels.values()) if closed]
-        children = {
-            tuple(combination[index] for index in free): metric.labels(*combination)
-            for combination in itertools.product(*choices)
-        }
-        if not free:
-            return children[()]
-        return {key[0] if len(key) == 1 else key: child for key, child in children.items()}
+    def _bind(self, name: str, **labels: str) -> Any:
+        return self._instruments.bind(name, **{**self._fixed, **labels})
 
 
 def _advance(counter: Any, now: int, before: int) -> None:

@@ -1,7 +1,5 @@
 """Counts per tenant: each of the first ones under its name, all others together."""
 
-from prometheus_client import CollectorRegistry
-
 from service.shared.tenants import MAX_TENANTS, OTHER
 from service.worker.observe.metrics import Metrics
 
@@ -12,7 +10,7 @@ def read(metrics: Metrics, tenant: str) -> float | None:
 
 
 def test_each_tenant_is_counted_under_its_name():
-    metrics = Metrics(model="m", queue="q", registry=CollectorRegistry())
+    metrics = Metrics(model="m", queue="q")
     metrics.tenant_tokens.add("a", 3)
     metrics.tenant_tokens.add("b", 4)
     metrics.tenant_tokens.add("a", 5)
@@ -20,7 +18,7 @@ def test_each_tenant_is_counted_under_its_name():
 
 
 def test_the_tenants_beyond_the_first_hundred_share_a_label():
-    metrics = Metrics(model="m", queue="q", registry=CollectorRegistry())
+    metrics = Metrics(model="m", queue="q")
     for number in range(MAX_TENANTS + 20):
         metrics.tenant_tokens.add(f"t{number}", 1)
     metrics.tenant_tokens.add("t0", 1)

@@ -5,7 +5,6 @@ import time
 import tomllib
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from ops.pages import metrics_page
 from ops.pages.config_page import render_markdown
@@ -21,7 +20,7 @@ LIBRARY_PREFIXES = ("python_", "process_")
 
 @pytest.fixture
 def metrics() -> Metrics:
-    metrics = Metrics(model="abacus", queue="default", registry=CollectorRegistry())
+    metrics = Metrics(model="abacus", queue="default")
     metrics.watch_state(Vitals(stall_timeout_seconds=1.0), is_served=lambda: True)
     metrics.watch_memory("cpu", dict)
     metrics.watch_threads(lambda: 2)
