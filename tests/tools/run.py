@@ -14,7 +14,8 @@ from typing import Any
 
 from quire import Client
 from tests.service.builders import Queue
-from tests.service.gateway.builders import CHAT, Event, GatewayProcess, Stream
+from tests.service.gateway.builders import GatewayProcess
+from tests.service.gateway.front import CHAT, Event, Stream
 from tests.service.processes import REAL_WORKER, WorkerProcess
 from tests.tools.formats import FORMATS, PLAIN, Format
 from tests.tools.judging import SCHEMAS, TOOLS, fault_of

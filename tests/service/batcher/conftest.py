@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
-from quire.client.client_async import AsyncClient
 from tests.service.builders import Queue, StepGate, WorkerThread
-from tests.service.gateway.builders import GatewayThread
+from tests.service.gateway.builders import GatewayThread, gateway_of, openai_client
 
 
 @dataclass(frozen=True)
@@ -24,10 +23,8 @@ class Front:
 
 def front_of(queue: Queue, folder: Path, **settings: object) -> Iterator[Front]:
     with (
-        GatewayThread(
-            lambda: AsyncClient(queue.url, queue=queue.name), files_folder=folder, **settings
-        ) as gateway,
-        OpenAI(base_url=gateway.url, api_key="unused", max_retries=0) as openai,
+        gateway_of(queue, files_folder=folder, **settings) as gateway,
+        openai_client(gateway.url) as openai,
     ):
         yield Front(queue, folder, gateway, openai)
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import obstore
 import pytest
 from moto.server import ThreadedMotoServer
-from openai import OpenAI
 
 from service.batcher.destinations import Destinations
 from service.batcher.job import Draining, Job
@@ -29,6 +28,7 @@ from tests.service.batcher.builders import (
     wanted,
 )
 from tests.service.batcher.conftest import Front, front_of
+from tests.service.gateway.builders import openai_client
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -141,7 +141,7 @@ def test_an_outage_of_the_store_is_an_outage_of_files(queue, tmp_path, url, monk
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with contextlib.closing(front_of(queue, tmp_path / "x", files_url=url)) as fronts:
         gateway = next(fronts).gateway
-        with OpenAI(base_url=gateway.url, api_key="unused", max_retries=0) as openai:
+        with openai_client(gateway.url) as openai:
             with pytest.raises(Exception, match="storage of files") as refused:
                 openai.files.create(file=("f", io.BytesIO(b"x")), purpose="batch")
             assert refused.value.status_code == 503

@@ -11,7 +11,7 @@ import redis
 from service.console.server import ConsoleServer
 from service.console.settings import ConsoleSettings
 from tests.service.builders import PATIENCE_SECONDS
-from tests.service.gateway.builders import Front, Reply, events_of
+from tests.service.gateway.front import Front, Reply, events_of
 
 
 class ConsoleThread(Front):

@@ -14,7 +14,7 @@ from tests.console import stage
 from tests.quire.builders import claim_next, make_request
 from tests.service.builders import private_redis
 from tests.service.console.builders import ConsoleThread
-from tests.service.gateway.builders import Reply
+from tests.service.gateway.front import Reply
 
 PASSWORD, OTHER = "a-long-password-1", "another-password-2"
 

@@ -7,7 +7,7 @@ without one it comes back. A line is the id of an event and its tokens, as JSON.
 import json
 import sys
 
-from tests.service.gateway.builders import Front, Stream
+from tests.service.gateway.front import Front, Stream
 
 
 def main() -> None:

@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from openai import OpenAI
 
 from quire.testing.in_memory import FakeQuire
 from quire.wire.protocol import GenerationRequest
 from service.gateway import streaming
 from tests.service.builders import PATIENCE_SECONDS
-from tests.service.gateway.builders import GatewayThread, Reply
+from tests.service.gateway.builders import GatewayThread, openai_client
+from tests.service.gateway.front import Reply
 
 #: What the worker has, though it says so in no registry.
 ADAPTERS = ("polite", "sql")
@@ -109,6 +111,12 @@ def patient_status(monkeypatch: pytest.MonkeyPatch) -> None:
     Otherwise the status is 200 after a second, and an error is an event.
     """
     monkeypatch.setattr(streaming, "FIRST_EVENT_SECONDS", PATIENCE_SECONDS)
+
+
+@pytest.fixture
+def client(gateway: GatewayThread) -> Iterator[OpenAI]:
+    with openai_client(gateway.url) as client:
+        yield client
 
 
 @pytest.fixture

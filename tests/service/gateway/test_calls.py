@@ -13,7 +13,8 @@ from quire.wire.protocol import Priority
 from service.gateway import idempotency
 from service.gateway.idempotency import call_of
 from tests.service.builders import eventually
-from tests.service.gateway.builders import CHAT, COMPLETIONS, GatewayThread
+from tests.service.gateway.builders import GatewayThread
+from tests.service.gateway.front import CHAT, COMPLETIONS
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 #: Of the bytes of a request, the others hardly count.

@@ -10,7 +10,7 @@ from quire.openai import requests
 from quire.wire import protocol, sampling
 from quire.wire.protocol import GenerationRequest
 from service.gateway.idempotency import call_of
-from tests.service.gateway.builders import CHAT, COMPLETIONS
+from tests.service.gateway.front import CHAT, COMPLETIONS
 
 TOOLS = [{"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}]
 ASK = {"messages": [{"role": "user", "content": "x"}], "tools": TOOLS}

@@ -10,7 +10,7 @@ import pytest
 from service.gateway import requests as calls
 from service.gateway import settings as config
 from tests.service.builders import CHECKOUT
-from tests.service.gateway.builders import events_of
+from tests.service.gateway.front import events_of
 
 PAGE = (CHECKOUT / "docs" / "reference" / "gateway.md").read_text()
 

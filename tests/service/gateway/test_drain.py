@@ -10,11 +10,7 @@ import pytest
 from service.gateway.http.lifecycle import Lifecycle
 from service.gateway.refusals import Refused
 from tests.service.builders import eventually
-from tests.service.gateway.builders import CHAT, COMPLETIONS
-
-
-def text_of(events):
-    return "".join(event.text for event in events)
+from tests.service.gateway.front import CHAT, COMPLETIONS, text_of_events
 
 
 def wait_until_draining(gateway):
@@ -31,7 +27,7 @@ def test_open_answers_go_on_and_new_calls_are_refused(gateway, script):
         assert (reply.status, reply.error["code"]) == (503, "gateway_draining")
         assert "Retry-After" in reply.headers
         script.release.set()
-        assert text_of(stream.rest()) == "two"
+        assert text_of_events(stream.rest()) == "two"
     gateway.join()
 
 
@@ -74,7 +70,7 @@ def test_streams_that_remain_are_broken_off_and_go_on_elsewhere(start, fake, scr
     assert not fake.broker.status(stream.request_id).cancel_requested
     script.release.set()
     with start().resume(stream.request_id, error.id) as again:
-        assert text_of(again.rest()) == "two"
+        assert text_of_events(again.rest()) == "two"
 
 
 def broken_off(gateway, fake, path, body, **headers):
@@ -107,7 +103,7 @@ def test_an_answer_that_is_broken_off_before_its_first_word_is_to_be_had_elsewhe
     script.release.set()
     reply = start().get(urljoin(path, headers["Location"]))
     if stream:
-        assert text_of(reply.events) == "one"
+        assert text_of_events(reply.events) == "one"
         assert reply.events[-2].body["usage"]["completion_tokens"] == 3
     else:
         assert reply.text_of_choice == "one"

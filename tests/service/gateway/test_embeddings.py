@@ -6,7 +6,6 @@ import struct
 
 import openai
 import pytest
-from openai import OpenAI
 
 from quire.batch.batch import run_batch
 from quire.errors import InvalidRequest, RequestFailed
@@ -38,12 +37,6 @@ def fake():
 def gateway(fake):
     with GatewayThread(fake.async_client) as gateway:
         yield gateway
-
-
-@pytest.fixture
-def client(gateway):
-    with OpenAI(base_url=gateway.url, api_key="unused", max_retries=0) as client:
-        yield client
 
 
 # Without a format, OpenAI's client asks for base64 and decodes it.

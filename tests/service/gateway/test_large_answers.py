@@ -11,7 +11,7 @@ from quire.wire.logprobs import PromptToken, TokenLogprob, TopLogprob
 from quire.wire.output import Completion, FinishReason, State
 from service.gateway import answers, idempotency
 from service.gateway.answers import encode_parts
-from tests.service.gateway.builders import CHAT
+from tests.service.gateway.front import CHAT
 
 TEXTS = ["a", "\N{GRINNING FACE}", "\n", '"', "\N{REPLACEMENT CHARACTER}"]
 

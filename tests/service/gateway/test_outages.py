@@ -6,7 +6,6 @@ import json
 import threading
 
 import pytest
-from openai import OpenAI
 from structlog.testing import capture_logs
 
 from quire.client.client_async import AsyncClient
@@ -15,20 +14,11 @@ from service.gateway import abandoned
 from service.gateway.abandoned import AbandonedRequests
 from service.gateway.answers import Answer
 from tests.service.builders import PATIENCE_SECONDS, eventually
-from tests.service.gateway.builders import COMPLETIONS
+from tests.service.gateway.builders import openai_client, state_of, wait_until_cancelled
+from tests.service.gateway.front import COMPLETIONS, KEY
 
-KEY = {"Idempotency_Key": "the key of a test"}
 AWAY = BrokerUnavailable("away")
 FULL = QueueFull("Redis has no memory left", limit="memory")
-
-
-def state_of(fake, request_id):
-    return fake.broker.status(request_id).state
-
-
-def wait_until_cancelled(fake, *request_ids):
-    for request_id in request_ids:
-        eventually(lambda id_=request_id: state_of(fake, id_) == "cancelled", "cancelled")
 
 
 @pytest.fixture
@@ -313,7 +303,7 @@ def test_of_a_call_that_openais_client_repeats_by_itself_one_generation_is_left(
     answers = []
 
     def ask():
-        with OpenAI(base_url=gateway.url, api_key="unused", max_retries=5) as client:
+        with openai_client(gateway.url, max_retries=5) as client:
             answers.append(client.completions.create(model="fake", prompt="x"))
 
     asking = threading.Thread(target=ask)

@@ -22,7 +22,8 @@ from tests.service.builders import (
     expected_tokens,
     text_of,
 )
-from tests.service.gateway.builders import COMPLETIONS, GatewayProcess
+from tests.service.gateway.builders import GatewayProcess
+from tests.service.gateway.front import COMPLETIONS
 from tests.service.processes import HELD_WORKER, REAL_WORKER, LoggedProcess, WorkerProcess
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]

@@ -8,17 +8,8 @@ from structlog.testing import capture_logs
 from quire.errors import RequestFailed
 from service.gateway.streaming import JOINED_BYTES, EventStream, joined
 from tests.service.builders import eventually
-from tests.service.gateway.builders import CHAT
-
-KEY = {"Idempotency_Key": "the key of a test"}
-
-
-def text_of(events):
-    return "".join(event.text for event in events)
-
-
-def state_of(fake, request_id):
-    return fake.broker.status(request_id).state
+from tests.service.gateway.builders import state_of, wait_until_cancelled
+from tests.service.gateway.front import CHAT, KEY, text_of_events
 
 
 def test_who_comes_back_to_another_gateway_gets_the_next_token(start, fake, script):
@@ -28,8 +19,8 @@ def test_who_comes_back_to_another_gateway_gets_the_next_token(start, fake, scri
     script.release.set()
     with start().resume(stream.request_id, seen[-1].id) as again:
         rest = again.rest()
-    assert text_of(seen) == "one two "
-    assert text_of(rest) == "three four"
+    assert text_of_events(seen) == "one two "
+    assert text_of_events(rest) == "three four"
     assert rest[-1].data == "[DONE]"
     assert len(fake.requests) == 1
 
@@ -37,7 +28,7 @@ def test_who_comes_back_to_another_gateway_gets_the_next_token(start, fake, scri
 def test_a_bare_number_of_tokens_is_a_place_even_in_the_middle_of_a_piece(gateway):
     request_id = gateway.complete().request_id
     with gateway.resume(request_id, "6") as again:
-        assert text_of(again.rest()) == "o three"
+        assert text_of_events(again.rest()) == "o three"
 
 
 def test_without_a_place_a_stream_is_told_from_its_beginning(gateway):
@@ -46,7 +37,7 @@ def test_without_a_place_a_stream_is_told_from_its_beginning(gateway):
     with gateway.resume(request_id) as again:
         first, *rest = again.rest()
     assert first.choice["delta"] == {"role": "assistant", "content": ""}
-    assert text_of(rest) == "one two three"
+    assert text_of_events(rest) == "one two three"
     with gateway.resume(request_id, "0") as again:
         assert again.next().text == "one "
 
@@ -131,8 +122,7 @@ def test_who_hangs_up_ends_all_requests_of_the_call(gateway, fake, script):
     script.pieces = ["one ", None]
     with gateway.stream(n=2) as stream:
         stream.read_tokens(4)
-    for request_id in (stream.request_id, f"{stream.request_id}:1"):
-        eventually(lambda id_=request_id: state_of(fake, id_) == "cancelled", "cancelled")
+    wait_until_cancelled(fake, stream.request_id, f"{stream.request_id}:1")
     # It is counted when the gateway has the answer of Redis, which the worker may have before it.
     assert gateway.wait_for_hang_up("cancelled") == 1
 
@@ -143,7 +133,7 @@ def test_who_hangs_up_before_a_whole_answer_ends_it_too(gateway, fake, script):
     eventually(lambda: fake.requests, "the request runs")
     connection.close()
     (request,) = fake.requests
-    eventually(lambda: state_of(fake, request.id) == "cancelled", "cancelled")
+    wait_until_cancelled(fake, request.id)
     told = {"route": "completions", "status": "499"}
     eventually(lambda: gateway.metric("quire_gateway_responses_total", **told) == 1, "counted")
 
@@ -155,7 +145,7 @@ def test_who_hangs_up_with_an_idempotency_key_means_to_come_back(gateway, fake, 
     gateway.wait_for_hang_up("left")
     script.release.set()
     with gateway.resume(stream.request_id, seen[-1].id) as again:
-        assert text_of(again.rest()) == "two"
+        assert text_of_events(again.rest()) == "two"
     assert state_of(fake, stream.request_id) == "completed"
 
 
@@ -167,7 +157,7 @@ def test_who_only_reads_changes_nothing_by_going(gateway, fake, script):
             reader.read_tokens(4)
         gateway.wait_for_hang_up("left")
         script.release.set()
-        assert text_of(stream.rest()) == "two"
+        assert text_of_events(stream.rest()) == "two"
 
 
 def test_a_caller_can_end_its_request_by_its_id(gateway, fake, script, worker_held):
@@ -204,7 +194,7 @@ def test_a_stream_that_is_repeated_with_its_key_goes_on_behind_the_last_event(ga
     with gateway.stream(headers=KEY) as stream:
         first = stream.next()
     with gateway.stream(headers=KEY | {"Last_Event_ID": first.id}) as again:
-        assert text_of(again.rest()) == "two three"
+        assert text_of_events(again.rest()) == "two three"
     assert len(fake.requests) == 1
 
 
@@ -231,14 +221,14 @@ def test_a_key_that_came_with_another_body_is_refused_while_that_is_answered(gat
             reply = gateway.ask("POST", "/v1/completions", other, **KEY)
             assert (reply.status, reply.error["code"]) == (422, "idempotency_key_reused")
         script.release.set()
-        assert text_of(stream.rest()) == "two"
+        assert text_of_events(stream.rest()) == "two"
     assert len(fake.requests) == 1
 
 
 def test_how_the_answer_is_told_is_no_other_body(gateway, fake):
     whole = gateway.complete("x", headers=KEY)
     with gateway.stream("x", headers=KEY, stream_options={"include_usage": True}) as stream:
-        assert text_of(stream.rest()) == whole.text_of_choice
+        assert text_of_events(stream.rest()) == whole.text_of_choice
     assert len(fake.requests) == 1
 
 
@@ -278,7 +268,7 @@ def test_what_was_said_before_a_failure_is_told_also_where_both_are_read_at_once
         stream.rest()
     with gateway.resume(stream.request_id) as again:
         *pieces, error = again.rest()
-    assert text_of(pieces) == "one two "
+    assert text_of_events(pieces) == "one two "
     assert (error.body["error"]["code"], error.id) == ("engine_error", pieces[-1].id)
 
 
@@ -307,7 +297,7 @@ def test_when_one_choice_fails_the_others_are_ended(gateway, fake, script):
     script.pieces = [piece, None]
     assert gateway.complete(n=2).error["code"] == "engine_error"
     first = next(request.id for request in fake.requests if ":" not in request.id)
-    eventually(lambda: state_of(fake, first) == "cancelled", "the other choice is cancelled")
+    wait_until_cancelled(fake, first)
 
 
 def test_a_deadline_is_an_error_that_is_not_to_be_repeated(gateway, script):
@@ -354,7 +344,7 @@ def test_a_stream_that_redis_leaves_can_be_gone_on_with(gateway, fake, script):
     assert [line["reason"][:23] for line in said] == ["Redis cannot be reached"]
     script.release.set()
     with gateway.resume(stream.request_id, error.id) as again:
-        assert text_of(again.rest()) == "two"
+        assert text_of_events(again.rest()) == "two"
 
 
 def test_a_log_that_lost_what_was_told_says_from_where_to_go_on(gateway, fake, script):

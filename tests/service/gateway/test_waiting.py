@@ -11,7 +11,8 @@ from service.gateway import streaming as streams
 from tests.quire.builders import claim_next, make_item
 from tests.quire.waiting import Reading
 from tests.service.builders import eventually, private_redis
-from tests.service.gateway.builders import COMPLETIONS, GatewayThread
+from tests.service.gateway.builders import GatewayThread
+from tests.service.gateway.front import COMPLETIONS
 
 
 @pytest.fixture

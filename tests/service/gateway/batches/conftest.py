@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from openai import OpenAI
 
-from tests.service.gateway.builders import GatewayThread
+from tests.service.gateway.builders import GatewayThread, openai_client
 
 
 @pytest.fixture
@@ -15,5 +15,5 @@ def gateway(start: Callable[..., GatewayThread], tmp_path) -> GatewayThread:
 
 @pytest.fixture
 def openai(gateway: GatewayThread) -> Iterator[OpenAI]:
-    with OpenAI(base_url=gateway.url, api_key="unused", max_retries=0) as client:
+    with openai_client(gateway.url) as client:
         yield client

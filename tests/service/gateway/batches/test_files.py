@@ -9,7 +9,7 @@ import pytest
 from openai import APIStatusError, BadRequestError, NotFoundError, OpenAI
 
 from tests.service.builders import PATIENCE_SECONDS, eventually
-from tests.service.gateway.builders import GatewayThread
+from tests.service.gateway.builders import GatewayThread, openai_client
 from tests.service.gateway.http.test_early_answers import read_all
 
 LINES = b'{"custom_id": "a"}\n' * 3
@@ -208,13 +208,13 @@ def test_a_file_above_the_limit_is_refused_while_it_comes(start, tmp_path, is_an
 
 def test_a_file_at_the_limit_is_taken(start, tmp_path):
     gateway = start(files_folder=tmp_path / "files", max_file_bytes=100_000)
-    with OpenAI(base_url=gateway.url, api_key="unused", max_retries=0) as openai:
+    with openai_client(gateway.url) as openai:
         assert upload(openai, b"x" * 100_000).bytes == 100_000
 
 
 def test_a_tenant_has_a_limit_of_files(start, tmp_path):
     gateway = start(files_folder=tmp_path / "files", max_files=2)
-    with OpenAI(base_url=gateway.url, api_key="unused", max_retries=0) as openai:
+    with openai_client(gateway.url) as openai:
         first = upload(openai)
         upload(openai)
         with pytest.raises(APIStatusError) as refused:

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from quire.wire.protocol import Priority
-from tests.service.gateway.builders import CHAT, GatewayThread
+from tests.service.gateway.builders import GatewayThread
+from tests.service.gateway.front import CHAT
 
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
 

@@ -5,9 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from openai import OpenAI
 
-from tests.service.gateway.builders import CHAT, GatewayThread
+from tests.service.gateway.builders import GatewayThread, openai_client
 from tests.service.gateway.chats.test_tool_calls import (
     BODY,
     CALLS,
@@ -16,6 +15,7 @@ from tests.service.gateway.chats.test_tool_calls import (
     in_pieces,
     told,
 )
+from tests.service.gateway.front import CHAT
 
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "Is it warm in Rome?"}]}
 THOUGHT = "I need to ask,\nand <tool_call> is the way."
@@ -28,7 +28,7 @@ def _reasons(script: Any) -> None:
 
 
 def test_a_whole_answer_has_reasoning_content_and_calls(gateway: GatewayThread) -> None:
-    with OpenAI(base_url=gateway.url, api_key="unused", max_retries=0) as client:
+    with openai_client(gateway.url) as client:
         reply = client.chat.completions.create(model="fake", **BODY)
     message = reply.choices[0].message
     assert message.reasoning_content == THOUGHT

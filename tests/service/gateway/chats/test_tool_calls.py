@@ -5,9 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from openai import OpenAI
 
-from tests.service.gateway.builders import CHAT, Event, GatewayThread
+from tests.service.gateway.builders import GatewayThread
+from tests.service.gateway.front import CHAT, Event
 
 WEATHER = {
     "type": "function",
@@ -31,12 +31,6 @@ CALLS = [("weather", {"city": "Rome", "days": [1, 2]}), ("now", {})]
 
 def in_pieces(text: str, size: int = 7) -> list[str]:
     return [text[begin : begin + size] for begin in range(0, len(text), size)]
-
-
-@pytest.fixture
-def client(gateway: GatewayThread) -> Any:
-    with OpenAI(base_url=gateway.url, api_key="unused", max_retries=0) as client:
-        yield client
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from service.gateway import server
 from service.gateway.http import connection
 from service.shared.http import heads
 from tests.service.builders import PATIENCE_SECONDS, eventually
-from tests.service.gateway.builders import COMPLETIONS, Reply
+from tests.service.gateway.front import COMPLETIONS, Reply
 from tests.service.gateway.http.test_slow_readers import connections_of
 from tests.service.gateway.test_callers import SEARCH, bearer
 

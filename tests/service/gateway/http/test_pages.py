@@ -5,7 +5,7 @@ import pytest
 from service.gateway.http.cors import EXPOSED_HEADERS
 from service.gateway.settings import GatewaySettings
 from service.shared.settings.sources import ConfigurationError
-from tests.service.gateway.builders import COMPLETIONS
+from tests.service.gateway.front import COMPLETIONS
 from tests.service.gateway.test_callers import SEARCH, bearer
 
 PAGE, OTHER = "https://page.example", "https://other.example"

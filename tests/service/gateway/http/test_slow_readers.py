@@ -8,6 +8,7 @@ import pytest
 
 from service.gateway.streaming import EventStream
 from tests.service.builders import eventually
+from tests.service.gateway.builders import wait_until_cancelled
 
 #: Twelve bytes of JSON for each token; all pieces are more than the buffers of sockets hold.
 PIECE = "\N{GRINNING FACE}" * 10_000
@@ -64,7 +65,7 @@ def test_a_caller_that_takes_nothing_for_long_counts_as_gone(start, fake, script
     with stream_without_reading(gateway):
         gateway.wait_for_hang_up("cancelled")
         (request,) = fake.requests
-        eventually(lambda: fake.broker.status(request.id).state == "cancelled", "cancelled")
+        wait_until_cancelled(fake, request.id)
 
 
 def test_a_whole_answer_has_its_place_until_it_is_taken(start, fake, script):

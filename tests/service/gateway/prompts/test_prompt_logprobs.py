@@ -7,23 +7,16 @@ import json
 from operator import itemgetter
 
 import pytest
-from openai import OpenAI
 
 from quire.errors import InvalidRequest, ProtocolError
 from service.gateway import answers, idempotency
-from tests.service.gateway.builders import CHAT, COMPLETIONS
+from tests.service.gateway.front import CHAT, COMPLETIONS
 
 HELLO = [ord(one) for one in "hello"]
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 #: `prompt_logprobs` of a prompt "ab", with one alternative.
 OF_AB = [None, {"98": {"logprob": 0.0, "rank": 1, "decoded_token": "b"}}]
-
-
-@pytest.fixture
-def client(gateway):
-    with OpenAI(base_url=gateway.url, api_key="unused", max_retries=0) as client:
-        yield client
 
 
 def columns(text, *, is_begun=False):

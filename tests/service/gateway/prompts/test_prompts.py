@@ -5,9 +5,8 @@ import pytest
 from quire.errors import RequestFailed
 from quire.wire.choices import MAX_CHOICES
 from service.gateway.idempotency import METADATA_KEY, CallRecord
-from tests.service.builders import eventually
-
-KEY = {"Idempotency_Key": "the key of a test"}
+from tests.service.gateway.builders import wait_until_cancelled
+from tests.service.gateway.front import KEY
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +106,7 @@ def test_when_one_prompt_fails_the_call_has_and_the_others_are_ended(gateway, fa
     script.pieces = [piece, None]
     assert gateway.complete(["good", "bad"]).error["code"] == "engine_error"
     good = next(request.id for request in fake.requests if request.body["prompt"] == "good")
-    eventually(lambda: fake.broker.status(good).state == "cancelled", "the other is cancelled")
+    wait_until_cancelled(fake, good)
 
 
 def test_a_worker_that_refuses_a_prompt_is_told_with_the_place_of_that_prompt(gateway, script):

@@ -7,7 +7,8 @@ import pytest
 from quire.client.client_async import AsyncClient
 from tests.service.builders import Queue, WorkerThread
 from tests.service.fake_model import BOS_ID, byte_tokenizer, expected_prompt_tokens
-from tests.service.gateway.builders import CHAT, GatewayThread
+from tests.service.gateway.builders import GatewayThread
+from tests.service.gateway.front import CHAT
 
 #: The second character has three tokens.
 TEXT = "a\u4f60b"

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from quire.batch.batch import run_batch
-from quire.client.client_async import AsyncClient
 from quire.wire.output import TokenChunk
 from tests.service.builders import Queue, WorkerThread, left_in_the_middle
 from tests.service.fake_model import byte_tokenizer, render_chat
-from tests.service.gateway.builders import CHAT, COMPLETIONS, GatewayThread, Stream
+from tests.service.gateway.builders import GatewayThread, gateway_of
+from tests.service.gateway.front import CHAT, COMPLETIONS, Stream
 
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
 HELLO = [*map(ord, "hello")]
@@ -72,7 +72,7 @@ def test_a_batch_has_them_as_the_gateway_has(queue: Queue, tmp_path: Path) -> No
     ).ids  # fmt: skip
     with (
         WorkerThread(queue.settings()),
-        GatewayThread(lambda: AsyncClient(queue.url, queue=queue.name)) as gateway,
+        gateway_of(queue) as gateway,
     ):
         reply = gateway.ask("POST", CHAT, body)
         run_batch(queue.url, source, output, queue=queue.name)
@@ -150,7 +150,7 @@ def test_tokens_of_parts_of_characters_are_told_by_bytes_and_place(queue: Queue)
     asked = {"prompt": [5, 6, 7], "max_tokens": 60, "seed": 0, "logprobs": 3}
     with (
         WorkerThread(queue.settings()),
-        GatewayThread(lambda: AsyncClient(queue.url, queue=queue.name)) as gateway,
+        gateway_of(queue) as gateway,
     ):
         (choice,) = gateway.ask("POST", COMPLETIONS, asked).body["choices"]
         chat = ASK | {"max_tokens": 60, "seed": 0, "logprobs": True, "top_logprobs": 3}

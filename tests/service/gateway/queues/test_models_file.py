@@ -10,7 +10,8 @@ from quire.testing.in_memory import FakeWorker
 from service.shared.model_table import read_models
 from service.shared.settings.sources import ConfigurationError
 from tests.service.builders import eventually
-from tests.service.gateway.builders import CHAT
+from tests.service.gateway.builders import openai_client
+from tests.service.gateway.front import CHAT
 
 TABLE = """
 [models.fake]
@@ -137,7 +138,7 @@ def test_a_key_finds_its_call_also_after_the_model_has_moved(start, fake, large,
 
 
 def test_responses_continue_across_models(gateway, fake, large):
-    with openai.OpenAI(base_url=gateway.url, api_key="unused", max_retries=0) as client:
+    with openai_client(gateway.url) as client:
         one = client.responses.create(model="best", input="x")
         assert (one.output_text, one.model) == ("a!b!c!", "large")
         two = client.responses.create(model="fake", input="y", previous_response_id=one.id)

@@ -6,19 +6,13 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from tests.service.gateway.builders import GatewayThread
-
-
-@pytest.fixture
-def client(gateway: GatewayThread) -> Iterator[OpenAI]:
-    with OpenAI(base_url=gateway.url, api_key="unused", max_retries=0) as client:
-        yield client
+from tests.service.gateway.builders import GatewayThread, openai_client
 
 
 @pytest.fixture
 def other(start: Callable[..., GatewayThread]) -> Iterator[OpenAI]:
     """The client of a second gateway of the same queue."""
-    with OpenAI(base_url=start().url, api_key="unused", max_retries=0) as client:
+    with openai_client(start().url) as client:
         yield client
 
 

@@ -3,12 +3,10 @@
 from typing import Any
 
 import pytest
-from openai import OpenAI
 
-from quire.client.client_async import AsyncClient
 from tests.service.builders import Queue, StepGate, WorkerThread
 from tests.service.fake_model import MAX_MODEL_LEN, byte_tokenizer, render_chat
-from tests.service.gateway.builders import GatewayThread
+from tests.service.gateway.builders import gateway_of, openai_client
 
 PATH = "/v1/responses/input_tokens"
 
@@ -23,8 +21,8 @@ def test_the_tokens_of_the_input_are_counted_by_a_worker(queue: Queue) -> None:
     gate = StepGate()
     with (
         WorkerThread(queue.settings(), before_run=gate),
-        GatewayThread(lambda: AsyncClient(queue.url, queue=queue.name)) as gateway,
-        OpenAI(base_url=gateway.url, api_key="unused", max_retries=0) as client,
+        gateway_of(queue) as gateway,
+        openai_client(gateway.url) as client,
     ):
         counted = client.responses.input_tokens.count(
             model="fake", input="Warm?", instructions="Be brief."

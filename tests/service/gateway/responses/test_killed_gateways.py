@@ -5,11 +5,10 @@ from typing import Any
 
 import openai
 import pytest
-from openai import OpenAI
 
 from quire.testing.in_memory import FakeWorker
 from tests.service.builders import Queue
-from tests.service.gateway.builders import GatewayProcess
+from tests.service.gateway.builders import GatewayProcess, openai_client
 from tests.service.gateway.conftest import Script
 
 pytestmark = pytest.mark.processes
@@ -24,10 +23,7 @@ def cut(redis_url: str) -> Any:
     script.pieces = ["one ", "two ", None, "three"]
     with contextlib.ExitStack() as stack:
         gateways = [stack.enter_context(GatewayProcess(queue)) for _ in range(2)]
-        first, second = (
-            stack.enter_context(OpenAI(base_url=gateway.url, api_key="unused", max_retries=0))
-            for gateway in gateways
-        )
+        first, second = (stack.enter_context(openai_client(gateway.url)) for gateway in gateways)
         stack.enter_context(FakeWorker(queue.broker, script))
         stack.callback(script.release.set)
         stream = first.responses.create(**CALL)

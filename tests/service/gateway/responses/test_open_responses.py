@@ -11,7 +11,8 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from tests.service.gateway.builders import GatewayThread, Reply
+from tests.service.gateway.builders import GatewayThread
+from tests.service.gateway.front import Reply
 
 PATH = "/v1/responses"
 
