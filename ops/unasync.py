@@ -26,6 +26,7 @@ SOURCES = (
     "quire/client/handle",
     "quire/queue/producer",
     "quire/queue/shard",
+    "quire/transport/cluster/connection",
     "quire/transport/retrying",
     "quire/transport/script_runner",
 )
@@ -39,6 +40,7 @@ _RULES: Sequence[tuple[str, str]] = (
     (r"\bAwaitable\[((?:[^][]|\[(?:[^][]|\[[^][]*\])*\])*)\]", r"\1"),
     (r"\b__a(?=(enter|exit|iter|next)__)", "__"),
     (r"\baclose\b", "close"),
+    (r"\bdisconnect\(nowait=True\)", "disconnect()"),
     (r"\bAbstractAsyncContextManager\b", "AbstractContextManager"),
     (r"\b([Aa])n (`?)Async(?=[A-Z])", r"\1 \2"),
     (r"\bAsync(?=[A-Z])", ""),

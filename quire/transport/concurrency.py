@@ -6,6 +6,7 @@ nothing: it is here so that the code for threads can be generated from that for 
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -15,6 +16,7 @@ _Item = TypeVar("_Item")
 _Arguments = ParamSpec("_Arguments")
 
 pause = time.sleep
+lock = threading.Lock
 
 #: The results of all calls; each is made when its turn has come.
 all_of = list_of = list

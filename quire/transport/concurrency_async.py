@@ -19,6 +19,9 @@ _Item = TypeVar("_Item")
 #: Waits for so many seconds.
 pause = asyncio.sleep
 
+#: A lock that its holder may hold while it waits.
+lock = asyncio.Lock
+
 #: Calls a function in a thread, because it takes long.
 aside = asyncio.to_thread
 

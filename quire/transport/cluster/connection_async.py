@@ -1,115 +1,159 @@
-"""Connections to a Redis Cluster for an event loop; see connection.py."""
+"""Connections to a Redis Cluster.
+
+    redis+cluster://[user:password@]host:port[,host:port ...]/
+
+and `rediss+cluster` if the nodes use TLS. The hosts are some nodes; they name the others. All keys
+of a shard are in one slot. So each shard gets a client of its own whose commands all go to the node
+that owns the slot, as if that node were the only server: transactions, WAITAOF and the clock are
+those of this node. The shards share one pool of connections for each node.
+
+redis-py's client of a whole cluster is not used: it sends a command again by itself, and commands
+without a key to any node.
+"""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import redis.asyncio
 from redis.asyncio.client import Pipeline
-from redis.asyncio.cluster import ClusterNode, NodesManager
 from redis.asyncio.connection import Connection, ConnectionPool, SSLConnection
-from redis.exceptions import AskError, ClusterDownError, MovedError, ResponseError
+from redis.exceptions import AskError, ClusterDownError, MovedError, RedisError, ResponseError
 
-from quire.transport.cluster.connection import nodes_and_settings
 from quire.transport.cluster.redirects import (
     MAX_REDIRECTS,
     OF_THE_NODE,
+    Address,
     Doubt,
+    Owners,
     all_moved,
-    as_redis_errors,
     elsewhere,
     may_be_parted,
     slot_of,
+    unusable,
 )
+from quire.transport.concurrency_async import lock
+from quire.transport.urls import (
+    CLUSTER_SCHEMES,
+    addresses_of,
+    credentials_of,
+    parts_of,
+    tls_settings,
+)
+
+#: The port of a node without a port in the url.
+DEFAULT_PORT = 6379
+
+
+def nodes_and_settings(
+    url: str, settings: Mapping[str, Any]
+) -> tuple[list[tuple[str, int]], dict[str, Any]]:
+    """The nodes that the url names, and the settings of each connection. ValueError."""
+    parts = parts_of(url)
+    if parts.path not in ("", "/", "/0"):
+        raise ValueError("a cluster has only the database 0")
+    has_tls = CLUSTER_SCHEMES[parts.scheme]
+    own = {**credentials_of(parts), **tls_settings(parts, has_tls=has_tls)}
+    return addresses_of(parts, default_port=DEFAULT_PORT), {**settings, **own, "ssl": has_tls}
 
 
 def connect_to_cluster_async(url: str, settings: Mapping[str, Any]) -> AsyncClusterConnection:
-    """See `connect_to_cluster`."""
+    """A client of the cluster; the client of one slot is that of `at_slot_of`.
+
+    `settings` are those of every connection. ValueError for an invalid url.
+    """
     addresses, own = nodes_and_settings(url, settings)
     return AsyncClusterConnection(AsyncNodes(addresses, own))
 
 
 class AsyncNodes:
-    """See `Nodes`. One connection more to a node asks who owns the slots."""
+    """The nodes of a cluster: which one owns a slot, and one pool of connections for each.
 
-    def __init__(self, addresses: Sequence[tuple[str, int]], settings: Mapping[str, Any]) -> None:
-        self._addresses = list(addresses)
+    Asks the cluster at the first use, and again when a node does not answer; a MOVED corrects one
+    slot. While one caller asks again, the others use what is known.
+    """
+
+    def __init__(self, addresses: Sequence[Address], settings: Mapping[str, Any]) -> None:
+        self._named = list(addresses)
         self.kind = SSLConnection if settings["ssl"] else Connection
         self.settings = {name: value for name, value in settings.items() if name != "ssl"}
-        self._manager: NodesManager | None = None
-        self._pools: dict[tuple[str, int], ConnectionPool] = {}
+        self._pools: dict[Address, ConnectionPool] = {}
+        self._owners: Owners | None = None
         self._doubt = Doubt()
-        self._asking = asyncio.Lock()
+        self._asking = lock()
 
-    async def pool_of(self, slot: int | None) -> ConnectionPool:
-        """See `Nodes.pool_of`."""
-        manager = await self._current()
-        with as_redis_errors():
-            node = manager.default_node
-            if slot is not None:
-                # A slot without a node is a KeyError in some versions.
-                found = manager.slots_cache.get(slot)
-                node = found[0] if found else manager.get_node_from_slot(slot)
-        return self.pool_at(node.host, int(node.port))
+    async def pool_of(self, slot: int | None) -> Any:
+        """The pool of the node that owns the slot; None for any master. RedisError."""
+        owners = await self._current()
+        return self.pool_at(*owners.of(slot))
 
-    def pool_at(self, host: str, port: int) -> ConnectionPool:
-        """See `Nodes.pool_at`."""
+    def pool_at(self, host: str, port: int) -> Any:
+        """The pool of the node at this address, known or not."""
         if (host, port) not in self._pools:
             pool = ConnectionPool(connection_class=self.kind, host=host, port=port, **self.settings)
-            self._pools[host, port] = pool
+            # Of two threads that make it, both use the first one.
+            self._pools.setdefault((host, port), pool)
         return self._pools[host, port]
 
+    async def name_of(self, slot: int) -> str:
+        """`host:port` of the node that owns the slot. RedisError."""
+        host, port = (await self._current()).of(slot)
+        return f"{host}:{port}"
+
+    def known_name_of(self, slot: int) -> str:
+        """The same as far as known, without a question to any node."""
+        found = self._owners.by_slot.get(slot) if self._owners else None
+        return f"{found[0]}:{found[1]}" if found else "unknown"
+
+    async def masters(self) -> dict[str, redis.asyncio.Redis]:
+        """A client of each master that owns a slot, by `host:port`, sorted. RedisError."""
+        owners = await self._current()
+        return {
+            f"{host}:{port}": redis.asyncio.Redis(connection_pool=self.pool_at(host, port))
+            for host, port in owners.masters()
+        }
+
     async def move(self, error: MovedError) -> None:
-        """See `Nodes.move`."""
-        await (await self._current()).move_slot(error)
+        """Notes what a MOVED says about one slot."""
+        (await self._current()).move(error)
 
     def doubt(self) -> None:
-        """See `Nodes.doubt`."""
+        """The next call asks the nodes again who owns which slots."""
         self._doubt.raise_()
 
     async def close(self) -> None:
-        """See `Nodes.close`."""
-        for pool in self._pools.values():
+        """Closes all connections. May be repeated."""
+        for pool in list(self._pools.values()):
             await pool.disconnect()
-        if self._manager is not None:
-            await self._manager.aclose()
 
-    async def _current(self) -> NodesManager:
-        if self._manager is None:
+    async def _current(self) -> Owners:
+        if self._owners is None:
             async with self._asking:
-                if self._manager is None:
-                    nodes, settings = self._named_nodes(), self._node_settings()
-                    manager = NodesManager(
-                        nodes, require_full_coverage=False, connection_kwargs=settings
-                    )
-                    with as_redis_errors():
-                        await manager.initialize()
-                    self._manager = self._with_named_nodes(manager)
+                if self._owners is None:
+                    self._owners = await self._asked()
         elif self._doubt.is_due and not self._asking.locked():
             async with self._asking:
-                with self._doubt.settling():
-                    await self._manager.initialize()
-                    self._with_named_nodes(self._manager)
-        return self._manager
+                if self._doubt.is_due:
+                    with self._doubt.settling():
+                        self._owners = await self._asked()
+        return self._owners
 
-    def _node_settings(self) -> dict[str, Any]:
-        settings = {name: value for name, value in self.settings.items() if name != "retry"}
-        return {**settings, "connection_class": self.kind}
-
-    def _named_nodes(self) -> list[ClusterNode]:
-        return [ClusterNode(*address, **self._node_settings()) for address in self._addresses]
-
-    def _with_named_nodes(self, manager: NodesManager) -> NodesManager:
-        """See `Nodes`."""
-        named = {node.name: node for node in self._named_nodes()}
-        manager.startup_nodes = {**named, **manager.startup_nodes}
-        return manager
+    async def _asked(self) -> Owners:
+        """What the first node tells that answers: the known ones, and those that the url names."""
+        known = self._owners.nodes if self._owners else ()
+        errors: list[RedisError] = []
+        for host, port in dict.fromkeys([*known, *self._named]):
+            node: Any = redis.asyncio.Redis(connection_pool=self.pool_at(host, port))
+            try:
+                return Owners(await node.execute_command("CLUSTER SLOTS"), asked=host)
+            except RedisError as error:
+                errors.append(error)
+        raise unusable(errors)
 
 
 class _SlotPool(ConnectionPool):
-    """See connection.py."""
+    """Lends connections of the node that owns a slot at that moment; has none of its own."""
 
     def __init__(self, nodes: AsyncNodes, slot: int | None) -> None:
         super().__init__(nodes.kind, **nodes.settings)
@@ -122,17 +166,17 @@ class _SlotPool(ConnectionPool):
         await connection.lender.release(connection)
 
     async def disconnect(self, inuse_connections: bool = True) -> None:  # noqa: ARG002, FBT001, FBT002
-        """See connection.py."""
+        """Like a lost node: the next call asks who owns the slot."""
         self.nodes.doubt()
 
     async def aclose(self) -> None:
         """Closes nothing: the connections belong to all shards."""
 
 
-async def lent(nodes: AsyncNodes, pool: ConnectionPool) -> Any:
-    """See connection.py."""
+async def lent(nodes: AsyncNodes, pool: Any) -> Any:
+    """A connection of this pool; it remembers where to return to. RedisError."""
     try:
-        connection: Any = await pool.get_connection()  # type: ignore[no-untyped-call]
+        connection = await pool.get_connection()
     except OF_THE_NODE:
         nodes.doubt()
         raise
@@ -141,7 +185,11 @@ async def lent(nodes: AsyncNodes, pool: ConnectionPool) -> Any:
 
 
 class AsyncSlotConnection(redis.asyncio.Redis):
-    """See `SlotConnection`."""
+    """The client of one slot: follows the slot to the node that owns it.
+
+    A command that was redirected was not executed, so sending it again repeats nothing. With None
+    for the slot, commands without a key go to any master, and the others where they are sent to.
+    """
 
     connection_pool: _SlotPool
 
@@ -150,8 +198,13 @@ class AsyncSlotConnection(redis.asyncio.Redis):
         self.nodes, self.slot = nodes, slot
 
     def at_slot_of(self, key: str) -> AsyncSlotConnection:
-        """See `SlotConnection.at_slot_of`."""
+        """The client of the slot of this key, over the same connections."""
         return AsyncSlotConnection(self.nodes, slot_of(key))
+
+    @property
+    def owner(self) -> str:
+        """See `owner_of`."""
+        return "" if self.slot is None else self.nodes.known_name_of(self.slot)
 
     async def execute_command(self, *arguments: Any, **options: Any) -> Any:
         execute: Any = super().execute_command
@@ -167,7 +220,7 @@ class AsyncSlotConnection(redis.asyncio.Redis):
             raise
 
     async def followed(self, error: AskError, arguments: Sequence[Any], options: Any) -> Any:
-        """See `SlotConnection.followed`."""
+        """The reply to a command that was redirected. RedisError."""
         for _ in range(MAX_REDIRECTS):
             is_moved = isinstance(error, MovedError)
             if is_moved:
@@ -192,7 +245,8 @@ class AsyncSlotConnection(redis.asyncio.Redis):
                 await connection.send_command("ASKING")
                 await connection.read_response()
             await connection.send_command(*arguments)
-            reply = await self.parse_response(connection, arguments[0], **options)
+            parse: Any = self.parse_response
+            reply = await parse(connection, arguments[0], **options)
             is_whole = True
         except ResponseError:
             is_whole = True
@@ -204,12 +258,13 @@ class AsyncSlotConnection(redis.asyncio.Redis):
             return reply
         finally:
             if not is_whole:
+                # Another caller must not read the rest.
                 await connection.disconnect(nowait=True)
             await pool.release(connection)
 
 
 class _SlotPipeline(Pipeline):
-    """See connection.py."""
+    """A pipeline to the node that owns a slot."""
 
     def __init__(self, client: AsyncSlotConnection, transaction: Any, shard_hint: Any) -> None:
         super().__init__(client.connection_pool, client.response_callbacks, transaction, shard_hint)
@@ -219,13 +274,14 @@ class _SlotPipeline(Pipeline):
         try:
             return await super().execute(raise_on_error)
         except AskError as error:
+            # Of a transaction: none of its commands was executed.
             raise await self._noted(error) from error
         except OF_THE_NODE:
             self._client.nodes.doubt()
             raise
 
     async def _execute_pipeline(self, connection: Any, commands: Any, raise_on_error: Any) -> Any:
-        replies = await super()._execute_pipeline(connection, commands, False)  # noqa: FBT003
+        replies = await self._sent(connection, commands)
         if self._client.slot is not None and all_moved(replies):
             # Nothing was executed, so this repeats nothing.
             await self._client.nodes.move(replies[0])
@@ -237,22 +293,30 @@ class _SlotPipeline(Pipeline):
             elif isinstance(reply, ClusterDownError):
                 self._client.nodes.doubt()
         if raise_on_error:
-            self.raise_first_error(commands, replies)
+            raise_first: Any = self.raise_first_error
+            raise_first(commands, replies)
         return replies
 
-    async def _sent_to_the_owner(self, commands: Any) -> Any:
-        connection = await self.connection_pool.get_connection()  # type: ignore[no-untyped-call]
+    async def _sent(self, connection: Any, commands: Any) -> list[Any]:
+        execute: Any = super()._execute_pipeline
+        replies: list[Any] = await execute(connection, commands, raise_on_error=False)
+        return replies
+
+    async def _sent_to_the_owner(self, commands: Any) -> list[Any]:
+        pool: Any = self.connection_pool
+        connection = await pool.get_connection()
         is_whole = False
         try:
-            replies = await super()._execute_pipeline(connection, commands, False)  # noqa: FBT003
+            replies = await self._sent(connection, commands)
             is_whole = True
         finally:
             if not is_whole:
                 await connection.disconnect(nowait=True)
-            await self.connection_pool.release(connection)
+            await pool.release(connection)
         return replies
 
     async def _elsewhere(self, error: AskError, command: Any, *, is_parted: bool) -> Any:
+        # If the slot moved between two commands, the caller sends all of them again, to one node.
         if not is_parted or (isinstance(error, MovedError) and self._client.slot is not None):
             return await self._noted(error)
         arguments, options = command
@@ -268,11 +332,11 @@ class _SlotPipeline(Pipeline):
 
 
 class AsyncClusterConnection(AsyncSlotConnection):
-    """See `ClusterConnection`."""
+    """The client of a cluster. Commands without a key go to any master."""
 
     def __init__(self, nodes: AsyncNodes) -> None:
         super().__init__(nodes, None)
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:  # noqa: ARG002, FBT001
-        """See `ClusterConnection.close`."""
+        """Closes the connections of all its clients. May be repeated."""
         await self.nodes.close()

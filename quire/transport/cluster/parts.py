@@ -5,17 +5,19 @@ Of one server, all shards are one part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
 import redis
 
 from quire.keys import Keys
-from quire.transport.cluster.connection import SlotConnection, by_node
+from quire.transport.cluster.connection import SlotConnection
+from quire.transport.cluster.redirects import slot_of
 from quire.transport.procedure import Procedure, run, send
 
 _State = TypeVar("_State")
+_Item = TypeVar("_Item")
 
 
 def at_each_node(
@@ -42,3 +44,21 @@ def servers_of(connection: redis.Redis) -> dict[str, redis.Redis]:
     if isinstance(connection, SlotConnection):
         return connection.nodes.masters()
     return {"": connection}
+
+
+def by_node(
+    connection: redis.Redis, items: Iterable[_Item], keys: Sequence[str]
+) -> list[tuple[redis.Redis, list[tuple[int, _Item]]]]:
+    """Parts items by the node that owns the key of each; with each item its index. RedisError.
+
+    Of one server, all items are one part. So a pipeline for each part reaches every item.
+    """
+    indexed = list(enumerate(items))
+    if not isinstance(connection, SlotConnection):
+        return [(connection, indexed)]
+    parts: dict[str, tuple[redis.Redis, list[tuple[int, _Item]]]] = {}
+    for (index, item), key in zip(indexed, keys, strict=True):
+        client = connection.at_slot_of(key)
+        _, part = parts.setdefault(connection.nodes.name_of(slot_of(key)), (client, []))
+        part.append((index, item))
+    return list(parts.values())

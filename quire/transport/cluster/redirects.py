@@ -14,15 +14,19 @@ from typing import Any
 from redis.crc import key_slot
 from redis.exceptions import (
     AuthenticationError,
+    ClusterDownError,
     MovedError,
     NoPermissionError,
-    RedisClusterException,
     RedisError,
     ResponseError,
     TryAgainError,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.utils import str_if_bytes
+
+#: The host and the port of a node.
+Address = tuple[str, int]
 
 #: After so many redirections of one command, the caller pauses before the next.
 MAX_REDIRECTS = 5
@@ -81,28 +85,46 @@ class Doubt:
         self._is_raised = False
         try:
             yield
-        except (RedisError, RedisClusterException):
+        except RedisError:
             self._is_raised = True
         finally:
             self._settled = time.monotonic()
 
 
-@contextmanager
-def as_redis_errors() -> Iterator[None]:
-    """Raises RedisErrors in place of those that redis-py has for a whole cluster."""
-    try:
-        yield
-    except RedisClusterException as error:
-        raise _first_cause(error) from error
+class Owners:
+    """Which node owns which slot, as the node `asked` has told in its reply to CLUSTER SLOTS."""
+
+    def __init__(self, ranges: Sequence[Any], *, asked: str) -> None:
+        self.by_slot: dict[int, Address] = {}
+        #: All nodes, masters and replicas.
+        self.nodes: list[Address] = []
+        for first, last, *nodes in ranges:
+            # A node that does not know its own name is where it was asked.
+            found = [(str_if_bytes(host) or asked, int(port)) for host, port, *_ in nodes]
+            self.nodes += found
+            self.by_slot.update(dict.fromkeys(range(first, last + 1), found[0]))
+
+    def of(self, slot: int | None) -> Address:
+        """The owner of the slot; None for any master. RedisError if it has none."""
+        found = next(iter(self.masters()), None) if slot is None else self.by_slot.get(slot)
+        if found is None:
+            raise unusable([ClusterDownError("no node owns the slot")])
+        return found
+
+    def masters(self) -> list[Address]:
+        """The owners of slots, sorted."""
+        return sorted(set(self.by_slot.values()))
+
+    def move(self, error: MovedError) -> None:
+        """Notes what a MOVED says about one slot."""
+        self.by_slot[int(error.slot_id)] = (error.host, int(error.port))
 
 
-def _first_cause(error: BaseException) -> RedisError:
-    causes: list[BaseException] = [error]
-    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
-        causes.append(cause)
-    for cause in reversed(causes):
-        if isinstance(cause, AuthenticationError | NoPermissionError | RedisTimeoutError):
-            return cause
-        if "cluster support disabled" in str(cause):
+def unusable(errors: Sequence[RedisError]) -> RedisError:
+    """The error if no node has told its slots: the one that says most of those of the nodes."""
+    for error in errors:
+        if isinstance(error, AuthenticationError | NoPermissionError | RedisTimeoutError):
+            return error
+        if "cluster support disabled" in str(error):
             return ResponseError("the server is no node of a cluster: use a url with redis://")
-    return RedisConnectionError(f"no node of the cluster can be used: {causes[-1]}")
+    return RedisConnectionError(f"no node of the cluster can be used: {errors[-1]}")

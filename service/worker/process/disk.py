@@ -11,7 +11,7 @@ import redis
 
 from quire.errors import BrokerUnavailable, QueueFull
 from quire.keys import Keys
-from quire.transport.cluster.connection import by_node
+from quire.transport.cluster.parts import by_node
 from quire.transport.connection import longest_block_of
 from quire.transport.durability import Durability
 from quire.transport.retrying import Retrying
