@@ -1,6 +1,7 @@
 """Writes docs/reference/configuration.md: `python -m ops.pages.config_page`."""
 
 import sys
+import textwrap
 from collections.abc import Sequence
 
 from quire.cli.sources import KEYS, SHARED_KEYS
@@ -50,17 +51,14 @@ def render_markdown() -> str:
         "addresses of Redis and of the file, the queue, its number of shards, both of the log.",
         *_tables(ExporterSettings),
         "",
-        "## Gateway",
-        "",
-        "`python -m service.gateway`, see [gateway](gateway.md). Its variables begin with",
-        "`QUIRE_GATEWAY_`, and its table is `[gateway]`. If one of its own variables is not set,",
-        "the gateway reads the worker's variable for these settings:",
-        f"{_shared(GatewaySettings)}. It also reads the keys above all tables.",
-        *_tables(GatewaySettings),
-        *_batcher(),
-        "",
-        *_notifier(),
-        *_console(),
+        *_companion(GatewaySettings, "[gateway](gateway.md)"),
+        *_companion(
+            BatcherSettings,
+            "[batches over HTTP](batches.md)",
+            f"and the gateway's for these: {_listed(SHARED_WITH_GATEWAY)}.",
+        ),
+        *_companion(NotifierSettings, "[webhooks](../how-to/webhooks.md)"),
+        *_companion(ConsoleSettings, "[the console](../how-to/console.md)"),
         "## The `quire` command",
         "",
         "It uses the worker's names, so that both can have the same environment and the same file.",
@@ -73,43 +71,21 @@ def render_markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _batcher() -> list[str]:
+def _companion(kind: type[CompanionSettings], page: str, also: str = "") -> list[str]:
+    """The section of a process that reads some of the worker's variables; `also`: whose else."""
+    text = (
+        f"`{kind.program}`, see {page}. Its variables begin with `{kind.prefix}`, and its table is "
+        f"`[{kind.table}]`. If one of its own variables is not set, the {kind.table} reads the "
+        "worker's variable for these settings:"
+    )
+    shared = _listed([*kind.shared_with_worker()])
+    above = "It also reads the keys above all tables."
     return [
+        f"## {kind.table.capitalize()}",
         "",
-        "## Batcher",
-        "",
-        "`python -m service.batcher`, see [batches over HTTP](batches.md). Its variables begin",
-        "with `QUIRE_BATCHER_`, and its table is `[batcher]`. If one of its own variables is not",
-        "set, the batcher reads the worker's variable for these settings:",
-        f"{_shared(BatcherSettings)};",
-        f"and the gateway's for these: {_listed(SHARED_WITH_GATEWAY)}.",
-        "It also reads the keys above all tables.",
-        *_tables(BatcherSettings),
-    ]
-
-
-def _notifier() -> list[str]:
-    return [
-        "## Notifier",
-        "",
-        "`python -m service.notifier`, see [webhooks](../how-to/webhooks.md). Its variables begin",
-        "with `QUIRE_NOTIFIER_`, and its table is `[notifier]`. If one of its own variables is not",
-        "set, the notifier reads the worker's variable for these settings:",
-        f"{_shared(NotifierSettings)}. It also reads the keys above all tables.",
-        *_tables(NotifierSettings),
-        "",
-    ]
-
-
-def _console() -> list[str]:
-    return [
-        "## Console",
-        "",
-        "`python -m service.console`, see [the console](../how-to/console.md). Its variables begin",
-        "with `QUIRE_CONSOLE_`, and its table is `[console]`. If one of its own variables is not",
-        "set, the console reads the worker's variable for these settings:",
-        f"{_shared(ConsoleSettings)}. It also reads the keys above all tables.",
-        *_tables(ConsoleSettings),
+        *textwrap.wrap(text, 89, break_on_hyphens=False),
+        *([f"{shared};", also, above] if also else [f"{shared}. {above}"]),
+        *_tables(kind),
         "",
     ]
 
@@ -132,10 +108,6 @@ def _preset_table() -> list[str]:
         for name, values in PRESETS.items()
     ]
     return ["| preset | sets |", "|---|---|", *rows]
-
-
-def _shared(kind: type[CompanionSettings]) -> str:
-    return _listed(tuple(kind.shared_with_worker()))
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -33,7 +33,9 @@ class Destinations:
         self._connection = connection
         self._settings = settings
         self._table = read_models(settings.models_file)
-        self._home = self._brokers(ModelRoute("", settings.queue, settings.shards))
+        self._home = self._brokers(
+            ModelRoute(name="", queue=settings.queue, shards=settings.shards)
+        )
         routes = self._table.routes if self._table else ()
         self._by_queue = {route.queue: self._brokers(route) for route in routes}
 

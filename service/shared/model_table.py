@@ -13,7 +13,6 @@ Gateways, batchers and workers of several models read the same file. Knows no Re
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,24 +30,20 @@ MAX_NAME_LENGTH = 256
 
 
 class _Row(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    """An entry of the file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     queue: QueueName
-    shards: int = Field(1, ge=1, le=1024)
+    shards: int = Field(default=1, ge=1, le=1024)
     aliases: list[str] = Field(default_factory=list, max_length=64)
-    max_open_answers: int | None = Field(None, ge=1)
-    source: str | None = Field(None, min_length=1)
+    max_open_answers: int | None = Field(default=None, ge=1)
+    #: For workers: the model to load, and their settings for it. Gateways ignore both.
+    source: str | None = Field(default=None, min_length=1)
     settings: dict[str, Any] = Field(default_factory=dict)
 
 
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    models: dict[str, _Row] = Field(min_length=1, max_length=MAX_MODELS)
-
-
-@dataclass(frozen=True, slots=True)
-class ModelRoute:
+class ModelRoute(_Row):
     """One model: the queue whose workers serve it, and how many shards that queue has.
 
     `max_open_answers` is the most calls of the model that one gateway answers at once; None means
@@ -56,13 +51,12 @@ class ModelRoute:
     """
 
     name: str
-    queue: str
-    shards: int = 1
-    aliases: tuple[str, ...] = ()
-    max_open_answers: int | None = None
-    #: For workers: the model to load, and their settings for it. Gateways ignore both.
-    source: str | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    models: dict[str, _Row] = Field(min_length=1, max_length=MAX_MODELS)
 
 
 class ModelTable:
@@ -104,18 +98,7 @@ def read_models(path: Path | None) -> ModelTable | None:
         raise ConfigurationError(f"models_file: cannot read {path}: {error}") from error
     except ValidationError as error:
         raise ConfigurationError(f"models_file: {path}: {faults(error)[0]}") from error
-    routes = {
-        name: ModelRoute(
-            name,
-            row.queue,
-            row.shards,
-            tuple(row.aliases),
-            row.max_open_answers,
-            row.source,
-            row.settings,
-        )
-        for name, row in rows.items()
-    }
+    routes = {name: ModelRoute(name=name, **dict(row)) for name, row in rows.items()}
     _check(routes, f"models_file: {path}")
     return ModelTable(routes)
 

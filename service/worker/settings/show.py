@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from pydantic import SecretStr
 
 from quire.cli.sources import without_password
+from service.shared.process import EXIT_OK, EXIT_USAGE
 from service.shared.settings.sources import ConfigurationError
 from service.worker.settings.config import Settings
-
-EXIT_USAGE = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             told = f"  # {origin}" if own.origin else ""
             sys.stdout.write(f"{name} = {json.dumps(value)}{told}\n")
-    return 0
+    return EXIT_OK
 
 
 def own_parser() -> argparse.ArgumentParser:
