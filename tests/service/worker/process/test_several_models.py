@@ -14,6 +14,7 @@ from service.worker.model.served import load_model
 from service.worker.model.shelf import Shelf
 from service.worker.process.chooser import Demand, Rules, next_model
 from service.worker.settings.config import Settings
+from service.worker.settings.presets import PRESETS
 from service.worker.settings.several import settings_of_models
 from tests.service.builders import Queue, WorkerThread, expected_tokens
 from tests.service.fake_model import BOS_ID, EOS_ID, VOCAB_SIZE, StepGate, byte_tokenizer
@@ -231,6 +232,16 @@ def test_a_model_has_its_own_settings_and_those_of_the_worker(queues, table):
     assert {one.claim_batch for one in made} == {7}
     chosen = settings_of_models(settings_for(queues, table, served_models=("large",)))
     assert [one.model_name for one in chosen] == ["large"]
+
+
+def test_an_entry_chooses_a_preset_for_what_neither_it_nor_the_worker_sets(queues, table):
+    one = table.read_text().splitlines()[:3]
+    table.write_text("\n".join([*one, 'settings = {preset = "low-latency", max_num_seqs = 3}']))
+    (made,) = settings_of_models(settings_for(queues, table, claim_batch=7))
+    preset = PRESETS["low-latency"]
+    assert preset.keys() >= {"max_num_seqs", "claim_batch", "max_prefill_tokens"}
+    assert (made.max_num_seqs, made.claim_batch) == (3, 7)
+    assert made.max_prefill_tokens == preset["max_prefill_tokens"]
 
 
 @pytest.mark.parametrize("given", [{"burst": True}, {"model": "x"}, {"engine": "vllm"}])
