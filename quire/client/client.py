@@ -18,13 +18,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import redis
 
 from quire.client.conflicts import refuse_others
-from quire.client.ends import ends_of
-from quire.client.group_handle import GroupHandle
 from quire.client.handle import Handle
 from quire.client.vectors import (
     Choices,
@@ -49,6 +47,9 @@ from quire.wire.choices import choices_of
 from quire.wire.ends import End
 from quire.wire.message import Message
 from quire.wire.output import Completion, State, TokenChunk
+
+if TYPE_CHECKING:
+    from quire.client.group_handle import GroupHandle
 
 __all__ = ["DEFAULT_URL", "Client", "Handle"]
 
@@ -245,6 +246,8 @@ class Client:
 
     def attach_group(self, group: str) -> GroupHandle:
         """A handle to a group submitted elsewhere or earlier. Nothing is sent yet."""
+        from quire.client.group_handle import GroupHandle
+
         return GroupHandle(self.brokers, group)
 
     def stream(
@@ -289,6 +292,8 @@ class Client:
         comes. InvalidRequest. BrokerUnavailable if Redis has no memory left to create the group;
         consumers of a group that is there read on.
         """
+        from quire.client.ends import ends_of
+
         return ends_of(self.brokers, after=after, group=group, consumer=consumer, timeout=timeout)
 
     def kept(self, request_id: str) -> bytes | None:

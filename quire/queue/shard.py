@@ -8,20 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import redis
 
 from quire.keys import Keys
 from quire.queue import clock, scripts
 from quire.transport.connection import longest_block_of
-from quire.transport.durability import DurabilityRules
 from quire.transport.patience import OUTAGE_RETRIES
 from quire.transport.procedure import Command, Procedure, RoundTrip, run, send
 from quire.transport.retrying import Retrying
 from quire.transport.script_calls import Argument, Ask
 from quire.transport.script_runner import ScriptRunner
 from quire.transport.slots import for_key, owner_of
+
+if TYPE_CHECKING:
+    from quire.transport.durability import DurabilityRules
 
 _Result = TypeVar("_Result")
 
@@ -59,9 +61,11 @@ class Shard:
             load=lambda name: replaced.get(name) or scripts.load_source(name),
             retrying=self._retrying,
         )
-        self._durability = (
-            DurabilityRules(keys, longest_seconds=self._longest_block) if durable else None
-        )
+        self._durability: DurabilityRules | None = None
+        if durable:
+            from quire.transport.durability import DurabilityRules
+
+            self._durability = DurabilityRules(keys, longest_seconds=self._longest_block)
 
     @property
     def node(self) -> str:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import (
     NoScriptError,
@@ -20,8 +20,10 @@ from redis.exceptions import (
 
 from quire.errors import ProtocolError, QuireError
 from quire.transport.connection import TRANSIENT, translated
-from quire.transport.durability import DurabilityRules
 from quire.transport.procedure import Procedure, RoundTrip, command
+
+if TYPE_CHECKING:
+    from quire.transport.durability import DurabilityRules
 
 Argument = str | bytes | int
 

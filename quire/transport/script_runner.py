@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import redis
 from redis.exceptions import NoScriptError, ResponseError
 
-from quire.transport.durability import DurabilityRules
 from quire.transport.procedure import RoundTrip, run, send
 from quire.transport.retrying import Retrying
 from quire.transport.script_calls import (
@@ -29,6 +28,9 @@ from quire.transport.script_calls import (
     script_sha,
     sending,
 )
+
+if TYPE_CHECKING:
+    from quire.transport.durability import DurabilityRules
 
 
 class ScriptRunner:

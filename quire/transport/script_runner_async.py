@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import redis.asyncio
 from redis.exceptions import NoScriptError, ResponseError
 
-from quire.transport.durability import DurabilityRules
 from quire.transport.procedure import RoundTrip, run_async, send_async
 from quire.transport.retrying_async import AsyncRetrying
 from quire.transport.script_calls import (
@@ -28,6 +27,9 @@ from quire.transport.script_calls import (
     script_sha,
     sending,
 )
+
+if TYPE_CHECKING:
+    from quire.transport.durability import DurabilityRules
 
 
 class AsyncScriptRunner:

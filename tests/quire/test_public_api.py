@@ -1,9 +1,12 @@
 """What a service gets when it installs quire: these names, these dependencies, and types."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 import quire
 
@@ -134,6 +137,41 @@ def test_using_quire_loads_its_dependencies_and_nothing_heavy():
     ).stdout.split()  # fmt: skip
     assert {"redis", "msgpack", "pydantic"} <= set(loaded)
     assert HEAVY.isdisjoint(loaded)
+
+
+#: What only others load: event loops, workers, operators, clusters, and durable queues.
+OF_OTHERS = re.compile(
+    r"quire\.(\w+\.)*"
+    r"(\w+_async|broker|claim|control|rank|repair|view|commit|cluster|sentinel|durability)(\.|$)"
+    r"|quire\.(openai|batch|testing|cli)\b"
+)
+
+
+def modules_of_quire(program: str) -> set[str]:
+    program += "\nimport sys; print(*[name for name in sys.modules if name.startswith('quire')])"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    return set(done.stdout.split())
+
+
+def test_a_client_loads_nothing_of_the_other_sides():
+    program = "import fakeredis, quire; quire.Client(fakeredis.FakeRedis()).now_ms()"
+    loaded = modules_of_quire(program)
+    assert "quire.queue.producer" in loaded
+    assert sorted(filter(OF_OTHERS.match, loaded)) == []
+
+
+@pytest.mark.parametrize(
+    ("program", "other"),
+    [
+        ("from quire import Broker", "quire.queue.claim.claim"),
+        ("from quire import AsyncClient", "quire.client.client_async"),
+        ("from quire import connect; connect('redis+cluster://a/')", "quire.transport.cluster"),
+    ],
+)
+def test_who_needs_another_side_loads_it(program, other):
+    assert other in set(filter(OF_OTHERS.match, modules_of_quire(program)))
 
 
 def test_the_package_carries_its_types_and_its_scripts():
