@@ -29,6 +29,7 @@ SOURCES = (
     "quire/transport/cluster/connection",
     "quire/transport/retrying",
     "quire/transport/script_runner",
+    "quire/queue/side",
 )
 
 #: The rules, in their order. They hold for code, docstrings and comments alike.

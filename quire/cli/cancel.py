@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 
-from quire.cli.console import Console, add_server, brokers_of
+from quire.cli.console import Console, add_server, sides_of
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
 from quire.errors import UnknownRequest
-from quire.queue.broker import Broker
+from quire.queue.roles import Operator
 from quire.queue.submit.routing import check_group_name, shard_of
 
 #: Requests cancelled by one call; the server is busy with it for some milliseconds.
@@ -31,7 +31,7 @@ def run_cancel(arguments: argparse.Namespace, console: Console) -> int:
         return EXIT_USAGE
     num_chosen = num_cancelled = 0
     unknown: list[str] = []
-    for broker, ids in _chosen(brokers_of(arguments), arguments):
+    for broker, ids in _chosen(sides_of(Operator, arguments), arguments):
         num_chosen += len(ids)
         for start in range(0, len(ids), CANCELS_PER_CALL):
             part = ids[start : start + CANCELS_PER_CALL]
@@ -54,8 +54,8 @@ def run_cancel(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _chosen(
-    brokers: Sequence[Broker], arguments: argparse.Namespace
-) -> Iterator[tuple[Broker, Sequence[str]]]:
+    brokers: Sequence[Operator], arguments: argparse.Namespace
+) -> Iterator[tuple[Operator, Sequence[str]]]:
     """Each shard's broker with the ids of its requests to cancel."""
     for shard, broker in enumerate(brokers):
         if arguments.group is not None:

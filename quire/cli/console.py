@@ -26,7 +26,7 @@ from quire.client.client import DEFAULT_URL, Client
 from quire.client.client_async import AsyncClient
 from quire.errors import InvalidRequest
 from quire.pictures import Terminal, in_one_line, raw
-from quire.queue.broker import Broker
+from quire.queue.side import Side
 from quire.transport.connection import connect
 from quire.wire.arguments import MAX_AHEAD_SECONDS, QueueSettings
 from quire.wire.json_text import read_object
@@ -36,6 +36,7 @@ from quire.wire.protocol import MAX_REQUEST_ID_LENGTH, REQUEST_ID_PATTERN
 MAX_NAMES = 4
 
 _Client = TypeVar("_Client", Client, AsyncClient)
+_Side = TypeVar("_Side", bound=Side)
 
 
 @dataclasses.dataclass(slots=True)
@@ -217,14 +218,14 @@ def settings_of(arguments: argparse.Namespace) -> QueueSettings:
     return settings
 
 
-def brokers_of(arguments: argparse.Namespace, **settings: Any) -> list[Broker]:
-    """The brokers of all shards of the queue in `add_server`'s flags. InvalidRequest."""
+def sides_of(role: type[_Side], arguments: argparse.Namespace, **settings: Any) -> list[_Side]:
+    """This role's side of all shards of the queue in `add_server`'s flags. InvalidRequest."""
     if arguments.shards < 1:
         raise InvalidRequest("shards", "must be at least 1")
     try:
         connection = connect(url_of(arguments))
         return [
-            Broker(
+            role(
                 connection,
                 queue=arguments.queue,
                 shard=shard,

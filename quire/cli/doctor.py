@@ -17,16 +17,16 @@ from typing import Any
 import redis
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError, ResponseError
 
-from quire.cli.console import Console, add_server, brokers_of, few
+from quire.cli.console import Console, add_server, few, sides_of
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK
 from quire.cli.findings import Finding, Verdict
 from quire.cli.schemes import scheme_hint
 from quire.cli.server_checks import examined_cluster, examined_server
 from quire.cli.sources import worker_setting
 from quire.errors import QuireError
-from quire.queue.broker import Broker
 from quire.queue.repair.losses import Losses, inspect_losses
 from quire.queue.repair.restore import Lost
+from quire.queue.roles import Observer
 from quire.queue.workers.workers import WorkerInfo
 from quire.transport.connection import is_of_database, is_of_stranger, translated
 
@@ -82,7 +82,7 @@ def _examine(arguments: argparse.Namespace) -> Iterator[Finding]:
     version = platform.python_version()
     good = sys.version_info[:2] >= MIN_PYTHON
     yield Finding("python", Verdict.OK if good else Verdict.FAIL, version)
-    brokers = brokers_of(arguments, retry_seconds=0.0)
+    brokers = sides_of(Observer, arguments, retry_seconds=0.0)
     yield from _redis(brokers, url=arguments.redis_url)
     if not arguments.no_torch:
         yield _torch()
@@ -92,7 +92,7 @@ def _examine(arguments: argparse.Namespace) -> Iterator[Finding]:
     yield Finding("preset", Verdict.OK, f"{preset}; {shown}" if preset else "none is set here")
 
 
-def _redis(brokers: Sequence[Broker], *, url: str) -> Iterator[Finding]:
+def _redis(brokers: Sequence[Observer], *, url: str) -> Iterator[Finding]:
     connection = brokers[0].connection
     try:
         began = time.monotonic()
@@ -149,7 +149,7 @@ def _scripts(connection: redis.Redis) -> Finding:
     return Finding("redis scripts", Verdict.OK, "allowed")
 
 
-def _losses(broker: Broker) -> Iterator[Finding]:
+def _losses(broker: Observer) -> Iterator[Finding]:
     """Whether workers can find every open request; no finding if this user may not read them."""
     try:
         losses = inspect_losses(broker.connection, broker.keys)
@@ -173,7 +173,7 @@ def _described(losses: Losses) -> str:
     return f"{len(losses.lost)} of them lost: {request_id}, for instance, lacks {missing}"
 
 
-def _workers(broker: Broker) -> Iterator[Finding]:
+def _workers(broker: Observer) -> Iterator[Finding]:
     try:
         alive = [info for info in broker.workers() if info.is_alive]
     except QuireError as error:

@@ -11,9 +11,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from quire.cli.console import Console, add_server, brokers_of, not_negative
+from quire.cli.console import Console, add_server, not_negative, sides_of
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
-from quire.queue.broker import Broker
+from quire.queue.roles import Operator
 from quire.queue.workers.workers import LAST_STATES, WorkerInfo
 
 #: The pause between two reads of the registry.
@@ -53,7 +53,7 @@ def run_drain(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.all != (not arguments.worker):
         console.complain("drain takes either workers or --all")
         return EXIT_USAGE
-    brokers = brokers_of(arguments)
+    brokers = sides_of(Operator, arguments)
     known = _look(brokers)
     names = _living(known) if arguments.all else list(dict.fromkeys(arguments.worker))
     if not names:
@@ -76,7 +76,7 @@ def run_drain(arguments: argparse.Namespace, console: Console) -> int:
 class _Watch:
     """The workers that were asked to drain, and the outcomes of those that have ended."""
 
-    brokers: Sequence[Broker]
+    brokers: Sequence[Operator]
     console: Console
     #: The workers that have not ended, with the shards that they serve.
     draining: dict[str, list[int]] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class _Watch:
         self.console.piece("")
 
 
-def _look(brokers: Sequence[Broker]) -> list[dict[str, WorkerInfo]]:
+def _look(brokers: Sequence[Operator]) -> list[dict[str, WorkerInfo]]:
     """The registry of each shard, by worker name."""
     return [{info.name: info for info in broker.workers()} for broker in brokers]
 

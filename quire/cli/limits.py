@@ -6,13 +6,13 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from quire.cli.console import Console, add_server, brokers_of, not_negative
+from quire.cli.console import Console, add_server, not_negative, sides_of
 from quire.cli.exit_codes import EXIT_OK
 from quire.errors import InvalidRequest
-from quire.queue.broker import Broker
 from quire.queue.control.control import ENDS_KEPT
 from quire.queue.control.defaults import QueueDefaults
 from quire.queue.rank.fairness import MAX_WEIGHT, Fairness
+from quire.queue.roles import Operator
 from quire.wire.protocol import is_tenant_name
 
 #: Shown for a limit that nobody has set.
@@ -65,7 +65,7 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
 
 def run_limits(arguments: argparse.Namespace, console: Console) -> int:
     """Changes the given limits, and prints all limits as they are then."""
-    brokers = brokers_of(arguments)
+    brokers = sides_of(Operator, arguments)
     given = {
         "requests": arguments.requests,
         "tokens": arguments.tokens,
@@ -91,7 +91,7 @@ def run_limits(arguments: argparse.Namespace, console: Console) -> int:
     return EXIT_OK
 
 
-def _share(broker: Broker, before: Fairness, arguments: argparse.Namespace) -> None:
+def _share(broker: Operator, before: Fairness, arguments: argparse.Namespace) -> None:
     by_tokens = before.by_tokens
     if arguments.fairness:
         by_tokens = arguments.fairness == "tokens"
@@ -100,7 +100,7 @@ def _share(broker: Broker, before: Fairness, arguments: argparse.Namespace) -> N
         broker.set_fairness(fairness)
 
 
-def _set_defaults(broker: Broker, before: QueueDefaults, arguments: argparse.Namespace) -> None:
+def _set_defaults(broker: Operator, before: QueueDefaults, arguments: argparse.Namespace) -> None:
     given = {
         "request_timeout_seconds": arguments.request_timeout,
         "target_latency_seconds": arguments.target_latency,
@@ -115,7 +115,7 @@ def _set_defaults(broker: Broker, before: QueueDefaults, arguments: argparse.Nam
         broker.set_defaults(defaults)
 
 
-def _keep_ends(broker: Broker, number: int) -> None:
+def _keep_ends(broker: Operator, number: int) -> None:
     try:
         broker.keep_ends(number)
     except ValueError as error:
@@ -129,7 +129,7 @@ def _merged(
     return {tenant: limit for tenant, limit in after.items() if limit is not None}
 
 
-def _show(brokers: Sequence[Broker], console: Console) -> None:
+def _show(brokers: Sequence[Operator], console: Console) -> None:
     found = [(broker.keys.shard, broker.control(), broker.backlog()) for broker in brokers]
     if console.is_json:
         for shard, of, backlog in found:

@@ -11,19 +11,19 @@ from quire.cli.console import (
     Console,
     add_server,
     an_id,
-    brokers_of,
     client_of,
     few,
     not_negative,
     plain,
+    sides_of,
 )
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
 from quire.cli.tenants import show_tenants
 from quire.cli.usage import positive
 from quire.errors import UnknownRequest
-from quire.queue.broker import Broker
 from quire.queue.repair.dead_letters import DeadLetter
 from quire.queue.request.status import RequestStatus
+from quire.queue.roles import Observer, Operator
 from quire.queue.view.view import Part, QueueView, view_queues
 from quire.queue.workers.workers import GONE_SECONDS
 from quire.wire.protocol import Activity
@@ -43,7 +43,7 @@ def run_status(arguments: argparse.Namespace, console: Console) -> int:
     """Prints the state of the queue once, or that of each named request."""
     if arguments.id:
         return _show_requests(arguments, console)
-    _show(_look(brokers_of(arguments)), console)
+    _show(_look(sides_of(Observer, arguments)), console)
     return EXIT_OK
 
 
@@ -91,7 +91,7 @@ def add_top(parser: argparse.ArgumentParser) -> None:
 
 def run_top(arguments: argparse.Namespace, console: Console) -> int:
     """Prints the state every --interval seconds, in place on a terminal, until interrupted."""
-    brokers = brokers_of(arguments)
+    brokers = sides_of(Observer, arguments)
     in_place = sys.stdout.isatty() and not console.is_json
     looks = 0
     while True:
@@ -119,7 +119,7 @@ def add_queue(parser: argparse.ArgumentParser) -> None:
 
 def run_queue(arguments: argparse.Namespace, console: Console) -> int:
     """Prints whether the queue is now paused; for `expire`, the requests that it has ended."""
-    brokers = brokers_of(arguments)
+    brokers = sides_of(Operator, arguments)
     if arguments.action == "expire":
         return _expire(brokers, console)
     for broker in brokers:
@@ -134,7 +134,7 @@ def run_queue(arguments: argparse.Namespace, console: Console) -> int:
     return EXIT_OK
 
 
-def _expire(brokers: Sequence[Broker], console: Console) -> int:
+def _expire(brokers: Sequence[Operator], console: Console) -> int:
     for broker in brokers:
         while ended := broker.expire():
             for request in ended:
@@ -168,7 +168,7 @@ def add_dead(parser: argparse.ArgumentParser) -> None:
 
 def run_dead(arguments: argparse.Namespace, console: Console) -> int:
     """Runs the chosen action on dead letters."""
-    brokers = brokers_of(arguments)
+    brokers = sides_of(Operator, arguments)
     if arguments.action == "purge" and arguments.all != (not arguments.id):
         console.complain("purge takes either ids or --all")
         return EXIT_USAGE
@@ -195,7 +195,7 @@ def run_dead(arguments: argparse.Namespace, console: Console) -> int:
     return EXIT_PARTIAL if any(good) else EXIT_ERROR
 
 
-def _letter(letters: list[tuple[DeadLetter, Broker]], name: str) -> tuple[DeadLetter, Broker]:
+def _letter(letters: list[tuple[DeadLetter, Operator]], name: str) -> tuple[DeadLetter, Operator]:
     """The newest letter with this id or request id, and its broker. UnknownRequest if none."""
     for letter, broker in letters:
         if name in (letter.request_id, letter.entry_id):
@@ -204,7 +204,7 @@ def _letter(letters: list[tuple[DeadLetter, Broker]], name: str) -> tuple[DeadLe
 
 
 def _act(
-    arguments: argparse.Namespace, broker: Broker, letter: DeadLetter, console: Console
+    arguments: argparse.Namespace, broker: Operator, letter: DeadLetter, console: Console
 ) -> None:
     if arguments.action == "show":
         console.data(_record(letter) | {"original": _readable(letter.original)})
@@ -247,12 +247,12 @@ def _readable(original: bytes) -> object:
         return original.hex()
 
 
-def _purge_all(broker: Broker) -> int:
+def _purge_all(broker: Operator) -> int:
     # By id, and not all at once: a letter that arrives now has not been seen by the operator.
     return broker.purge([letter.entry_id for letter in broker.dead_letters(count=MAX_LETTERS)])
 
 
-def _look(brokers: Sequence[Broker]) -> QueueView:
+def _look(brokers: Sequence[Observer]) -> QueueView:
     keys = [broker.keys for broker in brokers]
     parts = (Part.SHARDS, Part.SHARING, Part.TENANTS)
     return view_queues(brokers[0].connection, {keys[0].queue: keys}, *parts)[0]

@@ -24,7 +24,7 @@ from quire.cli.console import (
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL
 from quire.client.client import Handle
 from quire.errors import BrokerUnavailable, InvalidRequest, ProtocolError, RequestFailed
-from quire.queue.producer import Producer
+from quire.queue.side import Side
 from quire.wire.arguments import RequestArguments
 from quire.wire.constraints import CONSTRAINTS
 from quire.wire.output import Completion
@@ -275,7 +275,7 @@ def _exit_code(good: Iterable[bool]) -> int:
     return EXIT_PARTIAL if any(outcomes) else EXIT_ERROR
 
 
-def _everything(broker: Producer, request_id: str, *, content: bool) -> dict[str, Any]:
+def _everything(broker: Side, request_id: str, *, content: bool) -> dict[str, Any]:
     status = broker.status(request_id)
     found: dict[str, Any] = plain(status)
     connection = broker.connection

@@ -10,7 +10,7 @@ import redis
 from redis.exceptions import NoPermissionError, NoScriptError, RedisError
 
 from quire.cli.findings import Finding, Verdict
-from quire.queue.broker import Broker
+from quire.queue.roles import Observer
 from quire.transport.cluster.connection import SlotConnection
 from quire.transport.connection import translated
 
@@ -116,7 +116,7 @@ COVERAGE_ADVICE = "assign all slots to masters: see `redis-cli --cluster check`"
 USER_ADVICE = "nodes do not copy users: create this one on every node, with `+cluster|slots`"
 
 
-def examined_cluster(brokers: Sequence[Broker]) -> Iterator[Finding]:
+def examined_cluster(brokers: Sequence[Observer]) -> Iterator[Finding]:
     """The findings about each master, and which one has which shard; none for a single server."""
     connection = brokers[0].connection
     if not isinstance(connection, SlotConnection):

@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from quire.errors import InvalidRequest, UnknownRequest
-from quire.queue.broker import Broker
 from quire.queue.control.control import Control
 from quire.queue.control.controlling import MAX_REASON_LENGTH
 from quire.queue.control.limits import QueueLimits
 from quire.queue.rank.fairness import Fairness
+from quire.queue.roles import Operator
 from quire.wire.arguments import MAX_AHEAD_SECONDS
 from quire.wire.protocol import is_tenant_name
 from quire.wire.sizes import MAX_TOKENS_PER_REQUEST
@@ -81,14 +81,14 @@ Action = Callable[[QueueReading, Fields], Done]
 def pause(queue: QueueReading, fields: Fields) -> Done:
     """No request of the queue is claimed from now on."""
     reason = fields.text("reason")[:MAX_REASON_LENGTH]
-    for broker in queue.brokers:
+    for broker in queue.operators:
         broker.pause(reason)
     return Done("The queue is paused. Running requests continue.", "")
 
 
 def resume(queue: QueueReading, _: Fields) -> Done:
     """Ends a pause."""
-    for broker in queue.brokers:
+    for broker in queue.operators:
         broker.resume()
     return Done("The queue is open again.", "")
 
@@ -96,7 +96,7 @@ def resume(queue: QueueReading, _: Fields) -> Done:
 def drain(queue: QueueReading, fields: Fields) -> Done:
     """Asks a worker to end."""
     name = fields.text("worker")
-    brokers = [b for b in queue.brokers if name in {info.name for info in b.workers()}]
+    brokers = [b for b in queue.operators if name in {info.name for info in b.workers()}]
     if not brokers:
         raise InvalidRequest("worker", "no worker of this name is registered")
     for broker in brokers:
@@ -107,7 +107,7 @@ def drain(queue: QueueReading, fields: Fields) -> Done:
 def cancel(queue: QueueReading, fields: Fields) -> Done:
     """Cancels a request. UnknownRequest."""
     request_id = fields.text("request")
-    state = queue.broker_of(request_id).cancel(request_id)
+    state = queue.operator_of(request_id).cancel(request_id)
     says = "Its worker ends it at its next commit." if state == "running" else f"It is {state}."
     return Done(f"The cancel was accepted. {says}", f"/requests/{request_id}")
 
@@ -140,7 +140,7 @@ def set_limits(queue: QueueReading, fields: Fields) -> Done:
     fairness, ends = fields.text("fairness"), fields.number("ends", most=10_000_000)
     if fairness not in ("none", "tokens"):
         raise InvalidRequest("fairness", "must be `none` or `tokens`")
-    for broker in queue.brokers:
+    for broker in queue.operators:
         before = broker.control()
         limits = replace(
             before.limits,
@@ -171,7 +171,7 @@ def set_tenant(queue: QueueReading, fields: Fields) -> Done:
         raise InvalidRequest("tenant", "is not the name of a tenant")
     limit, rate = fields.number("limit"), fields.number("tenant_rate")
     weight = fields.number("weight", least=1, most=1000)
-    for broker in queue.brokers:
+    for broker in queue.operators:
         before = broker.control()
         limits = replace(
             before.limits,
@@ -209,14 +209,14 @@ ACTIONS: Mapping[str, Action] = {
 }
 
 
-def _letters(queue: QueueReading, fields: Fields) -> list[tuple[Broker, str]]:
+def _letters(queue: QueueReading, fields: Fields) -> list[tuple[Operator, str]]:
     """The chosen letters: the broker of each, and the id of its entry. InvalidRequest for none."""
     chosen = []
     for value in fields.all("letter"):
         found = _LETTER.fullmatch(value)
-        if found is None or int(found[1]) >= len(queue.brokers):
+        if found is None or int(found[1]) >= len(queue.operators):
             raise InvalidRequest("letter", "is not a dead letter of this queue")
-        chosen.append((queue.brokers[int(found[1])], found[2]))
+        chosen.append((queue.operators[int(found[1])], found[2]))
     if not chosen:
         raise InvalidRequest("letter", "choose one letter or more")
     return chosen
@@ -233,7 +233,7 @@ def _with(before: Mapping[str, int], tenant: str, value: int | None) -> dict[str
     return kept if value is None else {**kept, tenant: value}
 
 
-def _change(broker: Broker, before: Control, *, limits: QueueLimits, fairness: Fairness) -> None:
+def _change(broker: Operator, before: Control, *, limits: QueueLimits, fairness: Fairness) -> None:
     if limits != before.limits:
         broker.set_limits(limits)
     if fairness != before.fairness:

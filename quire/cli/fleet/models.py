@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import redis
 
-from quire.cli.console import Console, add_server, brokers_of, few
+from quire.cli.console import Console, add_server, few, sides_of
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK
 from quire.errors import InvalidRequest
 from quire.keys import Keys
+from quire.queue.roles import Observer
 from quire.queue.view.view import Part, view_queues
 from quire.queue.workers.workers import WorkerInfo, adapters_of, kinds_of
 from quire.transport.cluster.parts import servers_of
@@ -47,7 +48,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
 def run_models(arguments: argparse.Namespace, console: Console) -> int:
     """Prints the models that live workers announce; the exit code is 1 if there is none."""
     # Of a cluster, the connection of any shard reaches all others.
-    connection = brokers_of(arguments)[0].connection
+    connection = sides_of(Observer, arguments)[0].connection
     shards: dict[str, list[Keys]] = {}
     for keys in _shards_of(arguments, connection):
         shards.setdefault(keys.queue, []).append(keys)

@@ -197,7 +197,7 @@ class Claiming(DeadLettering):
             return claim_answer(request_id, owner, raise_if_error(reply))
         except ProtocolError as error:
             _log.error("claim of %s: %s", request_id, error)
-            ended = self.condemn("claim", request_id, error=error)
+            ended = self._condemn("claim", request_id, error=error)
             if not ended and not isinstance(reply, ProtocolError):
                 # This worker holds the claim, but cannot read the log.
                 ended = self._give_up(Claim(request_id, int(reply[1]), owner), error=error)

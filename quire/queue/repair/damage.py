@@ -58,7 +58,7 @@ class Mending(Shard):
         """
         states: list[bytes] = []
         for request_id in request_ids:
-            if self.condemn(transition, request_id, error=error):
+            if self._condemn(transition, request_id, error=error):
                 states.append(State.FAILED.encode())
                 continue
             try:
@@ -79,7 +79,7 @@ class Mending(Shard):
                 self._retrying(partial(self.connection.zrem, times, row))
         return ids
 
-    def condemn(self, transition: str, request_id: str, *, error: ProtocolError) -> bool:
+    def _condemn(self, transition: str, request_id: str, *, error: ProtocolError) -> bool:
         """Ends a request on which a transition always fails. False if its keys are not damaged.
 
         `error` is the error of the transition. An error of this call itself is logged and not

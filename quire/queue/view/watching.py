@@ -13,7 +13,7 @@ OPEN_PER_LOOK = 1000
 
 
 class Counting(Shard):
-    """Reads what workers have to know."""
+    """Reads what workers and observers have to know."""
 
     def pause_reason(self) -> str | None:
         """The reason of the pause; None if the shard is not paused."""
@@ -43,7 +43,7 @@ class Counting(Shard):
 
 
 class Watching(Counting):
-    """Reads what operators have to know."""
+    """Reads what observers have to know."""
 
     def control(self) -> Control:
         """What operators and workers have set for this shard, in one round trip."""

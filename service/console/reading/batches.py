@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import ProtocolError
-from quire.queue.broker import Broker
 from quire.queue.clock import ms_of
+from quire.queue.roles import Observer
 from quire.transport.procedure import Procedure, RoundTrip, command
 from service.shared.batches.records import ENDED, BatchRecord
 
@@ -44,12 +44,12 @@ class BatchesState:
     at_ms: int
 
 
-def batches_of(broker: Broker) -> BatchesState:
+def batches_of(broker: Observer) -> BatchesState:
     """The batches of a queue; `broker` is that of shard 0. BrokerUnavailable."""
     return broker.run(_read(broker))
 
 
-def _read(broker: Broker) -> Procedure[BatchesState]:
+def _read(broker: Observer) -> Procedure[BatchesState]:
     keys = broker.keys
     work, num_open, ends, time = yield RoundTrip(
         (

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.errors import InvalidRequest, ProtocolError, UnknownRequest
-from quire.queue.broker import Broker
 from quire.queue.clock import ms_of
 from quire.queue.repair.dead_letters import DeadLetter, dead_letter_of
+from quire.queue.roles import Observer
 from quire.transport.procedure import Procedure, RoundTrip, command
 from quire.wire.output import split_entry_id
 from quire.wire.protocol import GenerationRequest
@@ -36,12 +36,12 @@ class LettersPage:
     older: str | None
 
 
-def letters_of(broker: Broker, *, before: str | None) -> LettersPage:
+def letters_of(broker: Observer, *, before: str | None) -> LettersPage:
     """The newest dead letters, or those before a cursor."""
     return broker.run(_letters(broker, before=before))
 
 
-def letter_with(broker: Broker, entry_id: str) -> DeadLetter:
+def letter_with(broker: Observer, entry_id: str) -> DeadLetter:
     """One dead letter. UnknownRequest if it is gone."""
 
     def read() -> Procedure[DeadLetter]:
@@ -53,7 +53,7 @@ def letter_with(broker: Broker, entry_id: str) -> DeadLetter:
     return broker.run(read())
 
 
-def _letters(broker: Broker, *, before: str | None) -> Procedure[LettersPage]:
+def _letters(broker: Observer, *, before: str | None) -> Procedure[LettersPage]:
     key = broker.keys.dead
     total, time = yield RoundTrip((command("xlen", key), command("time")))
     letters: list[ShownLetter] = []

@@ -6,9 +6,9 @@ from typing import Any
 
 from quire.errors import ProtocolError
 from quire.keys import Keys
-from quire.queue.broker import Broker
 from quire.queue.clock import ms_of
 from quire.queue.request.status import RequestStatus, status_of
+from quire.queue.roles import Observer
 from quire.record import STATUS_FIELDS
 from quire.transport.procedure import Procedure, RoundTrip, command
 from quire.wire.ends import End
@@ -74,12 +74,12 @@ class EndsPage:
     older: str | None
 
 
-def running(broker: Broker, *, offset: int) -> Page:
+def running(broker: Observer, *, offset: int) -> Page:
     """The running requests of a shard, the one that was claimed first at first."""
     return broker.run(_running(broker.keys, offset=offset))
 
 
-def waiting(broker: Broker, *, offset: int) -> Page:
+def waiting(broker: Observer, *, offset: int) -> Page:
     """The queued requests of a shard in the order in which they are due, by class.
 
     Without turns that wait for an earlier turn of their session.
@@ -87,12 +87,12 @@ def waiting(broker: Broker, *, offset: int) -> Page:
     return broker.run(_waiting(broker.keys, offset=offset))
 
 
-def scheduled(broker: Broker, *, offset: int) -> Page:
+def scheduled(broker: Observer, *, offset: int) -> Page:
     """The scheduled requests of a shard, the one that is due first at first."""
     return broker.run(_scheduled(broker.keys, offset=offset))
 
 
-def ended(broker: Broker, *, before: str | None) -> EndsPage:
+def ended(broker: Observer, *, before: str | None) -> EndsPage:
     """The newest ends of a shard, or those before a cursor."""
     return broker.run(_ended(broker.keys, before=before))
 

@@ -1,11 +1,12 @@
 """One queue: the brokers of its shards over one connection, and the view of all of them."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import redis
 
 from quire.keys import Keys
-from quire.queue.broker import Broker
+from quire.queue.roles import Observer, Operator
 from quire.queue.submit.routing import shard_of
 from quire.queue.view.view import Part, QueueView, view_queues
 
@@ -14,7 +15,10 @@ RETRY_SECONDS = 0.5
 
 
 class QueueReading:
-    """One queue. `brokers` are those of its shards, in order; all share `connection`."""
+    """One queue; `brokers` read its shards, in order, and `operators` change them.
+
+    All share `connection`, whose user may be an observer if nobody acts.
+    """
 
     def __init__(
         self,
@@ -27,16 +31,16 @@ class QueueReading:
     ) -> None:
         self.name = name
         self.connection = connection
+        settings: dict[str, Any] = {
+            "max_queue_seconds": max_queue_seconds,
+            "retention_seconds": retention_seconds,
+            "retry_seconds": RETRY_SECONDS,
+        }
         self.brokers = [
-            Broker(
-                connection,
-                queue=name,
-                shard=shard,
-                max_queue_seconds=max_queue_seconds,
-                retention_seconds=retention_seconds,
-                retry_seconds=RETRY_SECONDS,
-            )
-            for shard in range(shards)
+            Observer(connection, queue=name, shard=shard, **settings) for shard in range(shards)
+        ]
+        self.operators = [
+            Operator(connection, queue=name, shard=shard, **settings) for shard in range(shards)
         ]
 
     @property
@@ -44,9 +48,13 @@ class QueueReading:
         """The keys of the shards, in order."""
         return [broker.keys for broker in self.brokers]
 
-    def broker_of(self, request_id: str) -> Broker:
+    def broker_of(self, request_id: str) -> Observer:
         """The broker of the shard that a request is in."""
         return self.brokers[shard_of(request_id, len(self.brokers))]
+
+    def operator_of(self, request_id: str) -> Operator:
+        """The same, to change the request."""
+        return self.operators[shard_of(request_id, len(self.operators))]
 
     def view(self, *parts: Part) -> QueueView:
         """These parts of the queue. BrokerUnavailable, ProtocolError."""

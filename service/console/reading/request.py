@@ -6,8 +6,8 @@ from typing import Any
 
 from quire.cli.console import plain
 from quire.errors import InvalidRequest, ProtocolError, UnknownRequest
-from quire.queue.broker import Broker
 from quire.queue.request.status import RequestStatus
+from quire.queue.roles import Observer
 from quire.transport.procedure import Procedure, RoundTrip, command
 from quire.wire.codec import reading
 from quire.wire.output import Completion, TokenChunk
@@ -96,13 +96,13 @@ class Life:
         return not self.status.state.is_terminal
 
 
-def life_of(broker: Broker, request_id: str) -> Life:
+def life_of(broker: Observer, request_id: str) -> Life:
     """The life of a request. UnknownRequest, BrokerUnavailable, ProtocolError."""
     status = broker.status(request_id)
     return broker.run(_life(broker, status))
 
 
-def _life(broker: Broker, status: RequestStatus) -> Procedure[Life]:
+def _life(broker: Observer, status: RequestStatus) -> Procedure[Life]:
     keys, request_id = broker.keys, status.request_id
     record, body, output = keys.of_request(request_id)
     values, size, expires_ms, scheduled, length, head = yield RoundTrip(
@@ -271,7 +271,7 @@ class Piece:
     has_ended: bool = False
 
 
-def piece_after(broker: Broker, request_id: str, seen: int) -> Piece:
+def piece_after(broker: Observer, request_id: str, seen: int) -> Piece:
     """The text after `seen` tokens. UnknownRequest, BrokerUnavailable, ProtocolError."""
     read = broker.read_output({request_id: seen}).get(request_id)
     if read is None:

@@ -9,8 +9,8 @@ from functools import partial
 from time import monotonic
 
 from engine.request import Priority
-from quire.queue.broker import Broker
 from quire.queue.claim.ingress import Candidate
+from quire.queue.roles import WorkerSide
 from quire.wire.protocol import Priority as WirePriority
 from service.worker.outgoing.contact import Contact
 
@@ -24,7 +24,7 @@ class Candidates:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: WorkerSide,
         *,
         contact: Contact,
         skip_seconds: float,

@@ -13,11 +13,11 @@ import structlog
 
 from engine.request import Priority
 from quire.errors import UNAVAILABLE, ProtocolError, QuireError
-from quire.queue.broker import Broker
 from quire.queue.claim.claim import Claimed, NotClaimed, NotClaimedReason
 from quire.queue.claim.ingress import Candidate
 from quire.queue.rank.policy import QueuePolicy
 from quire.queue.request.claims import new_owner
+from quire.queue.roles import WorkerSide
 from service.worker.incoming.candidates import Candidates
 from service.worker.incoming.compiling import Compiling
 from service.worker.incoming.reception import Opened, Reception
@@ -64,7 +64,7 @@ class Intake:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: WorkerSide,
         outbox: Outbox,
         *,
         reception: Reception,

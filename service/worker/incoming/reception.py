@@ -13,10 +13,10 @@ import structlog
 
 from engine.request import FinishReason, Priority
 from quire.errors import InvalidRequest, ProtocolError, QuireError, UnsupportedVersion
-from quire.queue.broker import Broker
 from quire.queue.claim.claim import Claimed
 from quire.queue.claim.ingress import Candidate
 from quire.queue.request.claims import Claim
+from quire.queue.roles import WorkerSide
 from quire.wire.protocol import GenerationRequest
 from service.worker.incoming.compiling import Compiling
 from service.worker.incoming.conversion import engine_request
@@ -64,7 +64,7 @@ class Reception:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: WorkerSide,
         outbox: Outbox,
         *,
         shard: int,

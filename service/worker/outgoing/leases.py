@@ -17,11 +17,11 @@ from typing import Protocol, TypeVar
 import structlog
 
 from quire.errors import UNAVAILABLE, ProtocolError
-from quire.queue.broker import Broker
 from quire.queue.lease.lease import HeartbeatReply
 from quire.queue.lease.moving import Expired, Promoted, Reaped
 from quire.queue.repair.restore import Restored
 from quire.queue.request.claims import Claim
+from quire.queue.roles import WorkerSide
 from quire.wire.output import State
 from service.worker.observe.metrics import Metrics
 from service.worker.observe.vitals import Vitals, WorkerState
@@ -53,7 +53,7 @@ class Heartbeat:
 
     def __init__(
         self,
-        brokers: Mapping[int, Broker],
+        brokers: Mapping[int, WorkerSide],
         outbox: Outbox,
         *,
         holder: ClaimHolder,
@@ -112,7 +112,7 @@ class Heartbeat:
         self._silent = silent
         return not silent
 
-    def _beat_shard(self, broker: Broker, held: Sequence[tuple[str, Claim]]) -> None:
+    def _beat_shard(self, broker: WorkerSide, held: Sequence[tuple[str, Claim]]) -> None:
         replies = self._renew(broker, [claim for _, claim in held])
         for (key, _), reply in zip(held, replies, strict=True):
             if not reply.alive:
@@ -120,7 +120,7 @@ class Heartbeat:
             elif reply.cancel_requested:
                 self._holder.cancel(key)
 
-    def _renew(self, broker: Broker, claims: Sequence[Claim]) -> list[HeartbeatReply]:
+    def _renew(self, broker: WorkerSide, claims: Sequence[Claim]) -> list[HeartbeatReply]:
         """Renew leases; one reply per claim. A claim that cannot be renewed counts as lost."""
         if not claims:
             return []
@@ -154,7 +154,7 @@ class Housekeeper:
 
     def __init__(
         self,
-        brokers: Mapping[int, Broker],
+        brokers: Mapping[int, WorkerSide],
         *,
         worker: str,
         load: Callable[[int], Mapping[str, float]],
@@ -182,10 +182,10 @@ class Housekeeper:
         self._stopping = threading.Event()
         #: The state in the registry.
         self._registered = ""
-        #: Broker -> the time of this worker's last registration, on the broker's clock.
-        self._seen_ms: dict[Broker, int] = {}
+        #: WorkerSide -> the time of this worker's last registration, on the broker's clock.
+        self._seen_ms: dict[WorkerSide, int] = {}
         #: Brokers for which that time is certain, because no reply was lost since.
-        self._is_certain: set[Broker] = set()
+        self._is_certain: set[WorkerSide] = set()
         #: When another worker was last seen with our name.
         self._twin_seen = -inf
         # Seeded by the system: workers that started together must not stay in step.
@@ -232,13 +232,13 @@ class Housekeeper:
         """Queue due requests, and end those that waited too long. False without an answer."""
         return self._in_every_shard("promote", self._promote)
 
-    def _reap(self, broker: Broker) -> None:
+    def _reap(self, broker: WorkerSide) -> None:
         for reaped in self._parts(broker.reap):
             self._count_late(broker, reaped)
             self._of(broker).reaped.inc(len(reaped))
             _log.info("leases reaped", request_ids=[item.request_id for item in reaped])
 
-    def _restore(self, broker: Broker) -> None:
+    def _restore(self, broker: WorkerSide) -> None:
         # The first call examines a part of the requests, and only now and then. If it finds a loss,
         # there are usually more, so the next calls continue at once.
         calls = count()
@@ -252,7 +252,7 @@ class Housekeeper:
                 lost=sorted({item.lost for item in restored}),
             )
 
-    def _promote(self, broker: Broker) -> None:
+    def _promote(self, broker: WorkerSide) -> None:
         for promoted in self._parts(partial(broker.promote, ends_late=False)):
             self._count_late(broker, promoted)
             _log.debug("requests promoted", request_ids=[item.request_id for item in promoted])
@@ -272,11 +272,11 @@ class Housekeeper:
             if self._clock() >= give_up or self._stopping.is_set():
                 return
 
-    def _of(self, broker: Broker) -> Metrics:
+    def _of(self, broker: WorkerSide) -> Metrics:
         """The metrics of the model that a broker's queue has."""
         return self._metrics.of(self._place_of[broker])
 
-    def _count_late(self, broker: Broker, moved: Iterable[Reaped | Promoted | Expired]) -> None:
+    def _count_late(self, broker: WorkerSide, moved: Iterable[Reaped | Promoted | Expired]) -> None:
         """Count the requests that expired before any worker had claimed them."""
         late = sum(item.state is State.EXPIRED for item in moved)
         self._of(broker).finished["deadline"].inc(late)
@@ -288,7 +288,7 @@ class Housekeeper:
             return True
         return self._register(state)
 
-    def _warn_of_other_models(self, broker: Broker) -> None:
+    def _warn_of_other_models(self, broker: WorkerSide) -> None:
         model, _ = self._serves(self._place_of[broker])
         others = [info for info in broker.workers() if info.is_alive and info.name != self._worker]
         for info in others:
@@ -304,7 +304,7 @@ class Housekeeper:
         if state is WorkerState.READY and state != self._registered:
             self._in_every_shard("beat", self._warn_of_other_models)
 
-        def beat(broker: Broker) -> None:
+        def beat(broker: WorkerSide) -> None:
             self._compare(broker.seen_ms(self._worker), broker)
             self._is_certain.discard(broker)
             place = self._place_of[broker]
@@ -322,7 +322,7 @@ class Housekeeper:
             self._registered = state
         return is_answered
 
-    def _compare(self, seen_ms: int, broker: Broker) -> None:
+    def _compare(self, seen_ms: int, broker: WorkerSide) -> None:
         """Compare the time in the registry with the time at which this worker last wrote it."""
         own_ms = self._seen_ms.get(broker, 0)
         if seen_ms < own_ms:
@@ -342,7 +342,7 @@ class Housekeeper:
     def _has_twin(self) -> bool:
         return self._clock() - self._twin_seen < TWIN_SECONDS
 
-    def _in_every_shard(self, operation: str, act: Callable[[Broker], None]) -> bool:
+    def _in_every_shard(self, operation: str, act: Callable[[WorkerSide], None]) -> bool:
         """Call `act` for each shard. False when Redis did not answer.
 
         A ProtocolError is only logged: a broken key needs an operator, and it must not end all

@@ -17,10 +17,10 @@ import structlog
 
 from engine.request import FinishReason
 from quire.errors import UNAVAILABLE, ProtocolError, QuireError
-from quire.queue.broker import Broker
 from quire.queue.lease.lease import BackOff
 from quire.queue.publish.commit import CommitItem, CommitReply, CommitStatus
 from quire.queue.request.arguments import MAX_ITEMS_PER_CALL
+from quire.queue.roles import WorkerSide
 from quire.wire.protocol import ErrorInfo, Execution
 from service.worker.observe.metrics import Metrics
 from service.worker.observe.vitals import Vitals
@@ -60,7 +60,7 @@ class Publisher:
 
     def __init__(
         self,
-        brokers: Mapping[int, Broker],
+        brokers: Mapping[int, WorkerSide],
         outbox: Outbox,
         *,
         engine: Aborts,
@@ -171,7 +171,7 @@ class Publisher:
             else:
                 self._committed(part, replies, began=began)
 
-    def _commit(self, broker: Broker, due: Sequence[Due]) -> None:
+    def _commit(self, broker: WorkerSide, due: Sequence[Due]) -> None:
         items = [item for _, item in due]
         began = self._clock()
         try:
@@ -195,7 +195,7 @@ class Publisher:
         for (delivery, item), reply in zip(due, replies, strict=True):
             self._account(delivery, item, reply=reply)
 
-    def _condemn(self, broker: Broker, delivery: Delivery, error: ProtocolError) -> None:
+    def _condemn(self, broker: WorkerSide, delivery: Delivery, error: ProtocolError) -> None:
         """End a request whose commit Redis refuses. If Redis refuses that, too, drop the claim."""
         info = ErrorInfo("internal_error", "the output cannot be written")
         names = delivery.origin.names
@@ -246,7 +246,7 @@ class Publisher:
         """Abort a request that a caller has cancelled; its record follows from the last output."""
         self._engine.abort(key, FinishReason.CANCELLED)
 
-    def _release(self, broker: Broker, deliveries: Sequence[Delivery]) -> None:
+    def _release(self, broker: WorkerSide, deliveries: Sequence[Delivery]) -> None:
         """Release claims whose tokens are all in the log."""
         for delivery in deliveries:
             if delivery.failure is not None:
@@ -267,7 +267,7 @@ class Publisher:
         for delivery in rest:
             self._forget_released(delivery)
 
-    def _fail(self, broker: Broker, delivery: Delivery, error: ErrorInfo) -> None:
+    def _fail(self, broker: WorkerSide, delivery: Delivery, error: ErrorInfo) -> None:
         """Release one claim as a failed attempt; the next attempt follows after a pause."""
         try:
             failed = self._until_answered(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import redis
 
-from quire.queue.broker import Broker
+from quire.queue.roles import WorkerSide
 from service.worker.observe.metrics import Metrics
 from service.worker.settings.bounds import TRY_SECONDS
 from service.worker.settings.config import Settings
@@ -25,8 +25,8 @@ class Place:
     number: int
     settings: Settings
     metrics: Metrics
-    broker: Broker
-    reading: Broker
+    broker: WorkerSide
+    reading: WorkerSide
 
     @property
     def model(self) -> str:
@@ -59,8 +59,8 @@ def places_of(
     return tuple(places)
 
 
-def _broker(settings: Settings, connection: redis.Redis, shard: int) -> Broker:
-    return Broker(
+def _broker(settings: Settings, connection: redis.Redis, shard: int) -> WorkerSide:
+    return WorkerSide(
         connection,
         queue=settings.queue,
         shard=shard,

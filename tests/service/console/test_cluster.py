@@ -1,6 +1,6 @@
 """A console whose queue is on the nodes of a cluster."""
 
-from quire import connect
+from quire import Broker, connect
 from quire.queue.control.limits import QueueLimits
 from quire.records import State
 from service.console.pages import PAGES, Parameters, Watched
@@ -17,7 +17,8 @@ def test_every_shard_is_on_the_pages_and_in_the_history(cluster: Cluster):
     with connect(cluster.url) as connection:
         queue = QueueReading(connection, "shown", shards=NUM_SHARDS)
         history = History(queue, sample_seconds=10.0)
-        for broker in queue.brokers:
+        for shard in range(NUM_SHARDS):
+            broker = Broker(connection, queue="shown", shard=shard)
             broker.set_limits(QueueLimits(tokens=9000))
             broker.submit_many([make_request(), make_request()])
             broker.commit([make_item(claim_next(broker).claim, 0, 2, final=True)])

@@ -17,7 +17,7 @@ import pytest
 
 import service.worker.incoming.reception
 from engine.request import Request
-from quire.queue.broker import Broker
+from quire.queue.roles import WorkerSide
 from quire.wire.constraints import Constraint
 from quire.wire.output import TokenChunk
 from quire.wire.protocol import GenerationRequest
@@ -179,13 +179,13 @@ def test_tokens_that_do_not_say_which_adapter_they_are_from_are_caught():
 
 
 def test_a_worker_that_dies_of_a_defect_is_a_finding_though_another_takes_over(monkeypatch):
-    commit, calls = Broker.commit, itertools.count()
+    commit, calls = WorkerSide.commit, itertools.count()
 
-    def failing_once(broker: Broker, *arguments: Any, **options: Any) -> Any:
+    def failing_once(broker: WorkerSide, *arguments: Any, **options: Any) -> Any:
         assert next(calls) != 1, "a defect"
         return commit(broker, *arguments, **options)
 
-    monkeypatch.setattr(Broker, "commit", failing_once)
+    monkeypatch.setattr(WorkerSide, "commit", failing_once)
     with installed():
         (violation,) = play(3).violations
     assert re.fullmatch(r"worker-\d/publisher died of AssertionError\(.*a defect.*\)", violation)

@@ -12,6 +12,7 @@ from engine.request import Priority
 from quire.queue.broker import Broker
 from quire.queue.claim.claim import Claiming
 from quire.queue.publish.commit import CommitReply, CommitStatus
+from quire.queue.roles import WorkerSide
 from service.worker.incoming.trials import Trials
 from service.worker.outgoing.completions import own_failure
 from service.worker.outgoing.delivery import Delivery
@@ -257,7 +258,7 @@ def test_a_burst_does_not_wait_for_ever_for_a_request_that_nobody_can_claim(
 ):
     request_id = queue.submit()
     # It would mend the record.
-    monkeypatch.setattr(Broker, "rank_anew", lambda _: [])
+    monkeypatch.setattr(WorkerSide, "rank_anew", lambda _: [])
     for key in (queue.keys.request(request_id), queue.keys.dead):
         queue.connection.set(key, "nothing of ours", ex=60)
     with WorkerThread(queue.settings(burst=True)) as worker:
