@@ -26,10 +26,10 @@ SOURCES = (
     "quire/client/handle",
     "quire/queue/producer",
     "quire/queue/shard",
+    "quire/queue/side",
     "quire/transport/cluster/connection",
     "quire/transport/retrying",
     "quire/transport/script_runner",
-    "quire/queue/side",
 )
 
 #: The rules, in their order. They hold for code, docstrings and comments alike.

@@ -1,8 +1,8 @@
 """The record of a request, the hash `r:<id>` in Redis: each of its fields once.
 
-From this table come the lists of the scripts (`python -m quire.record`), the check for damage, what
-a status reads, and docs/reference/record.md. All times are unix milliseconds of Redis' own clock,
-unless a field says otherwise. The record exists from SUBMIT until the results expire.
+From this table come the lists of the scripts (`python -m quire.record`), the check for damage, and
+docs/reference/record.md. All times are unix milliseconds of Redis' own clock, unless a field says
+otherwise. The record exists from SUBMIT until the results expire.
 """
 
 from __future__ import annotations
@@ -313,9 +313,6 @@ FIELDS = (
         ends=True,
     ),
 )
-
-#: What a status reads.
-STATUS_FIELDS = tuple(one.name for one in FIELDS if one.name == "metadata" or not one.is_large)
 
 
 def render_lua() -> str:

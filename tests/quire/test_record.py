@@ -3,11 +3,14 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import quire.queue
-from quire.record import FIELDS, STATUS_FIELDS, render_lua
+from quire.queue.request.status import STATUS_FIELDS, status_of
+from quire.record import FIELDS, render_lua
+from quire.wire.output import State
 
 FOLDER = Path(quire.queue.__file__).parent
 SCRIPTS = {
@@ -55,8 +58,35 @@ def test_the_committed_lists_are_those_of_the_table():
     assert SCRIPTS["record"] == render_lua(), "run: python -m quire.record"
 
 
-def test_every_field_stands_once_and_is_read_or_large():
+def test_every_field_stands_once():
     names = [field.name for field in FIELDS]
     assert len(set(names)) == len(names)
-    large = {field.name for field in FIELDS if field.is_large}
-    assert large == set(names) - set(STATUS_FIELDS) | {"metadata"} == {"metadata", "kept"}
+    assert {field.name for field in FIELDS if field.is_large} == {"metadata", "kept"}
+
+
+class Noted(dict[bytes, bytes]):
+    """A record that notes which of its fields are read."""
+
+    def __init__(self, fields: dict[bytes, bytes]) -> None:
+        super().__init__(fields)
+        self.read: set[str] = set()
+
+    def __getitem__(self, name: bytes) -> bytes:
+        self.read.add(name.decode())
+        return super().__getitem__(name)
+
+    def get(self, name: bytes, default: Any = None) -> Any:
+        self.read.add(name.decode())
+        return super().get(name, default)
+
+    def __contains__(self, name: object) -> bool:
+        assert isinstance(name, bytes)
+        self.read.add(name.decode())
+        return super().__contains__(name)
+
+
+def test_a_status_asks_for_the_fields_that_it_reads_and_no_others():
+    values = dict.fromkeys(STATUS_FIELDS, "1") | {"state": "running", "metadata": ""}
+    record = Noted({name.encode(): value.encode() for name, value in values.items()})
+    assert status_of("a", record).state is State.RUNNING
+    assert record.read == {*STATUS_FIELDS} < {field.name for field in FIELDS}

@@ -9,13 +9,19 @@ from typing import Any
 from quire.errors import BrokerUnavailable, UnknownRequest
 from quire.keys import Keys
 from quire.queue.clock import ms_of
-from quire.record import STATUS_FIELDS
 from quire.transport.connection import is_refused
 from quire.transport.procedure import Procedure, RoundTrip, command
 from quire.transport.script_calls import raise_if_error
 from quire.wire.codec import reading, unpack_map
 from quire.wire.output import Activity, State, split_entry_id
 from quire.wire.protocol import Priority
+
+#: What a status reads of the record.
+STATUS_FIELDS = (
+    *("state", "priority", "tenant", "session", "metadata", "submitted_ms", "deadline_ms"),
+    *("attempts", "resumes", "owner", "activity", "cancel"),
+    *("published", "prefix", "resumed_from", "fingerprint"),
+)
 
 
 @dataclass(frozen=True, slots=True)

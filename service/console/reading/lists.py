@@ -7,9 +7,8 @@ from typing import Any
 from quire.errors import ProtocolError
 from quire.keys import Keys
 from quire.queue.clock import ms_of
-from quire.queue.request.status import RequestStatus, status_of
+from quire.queue.request.status import STATUS_FIELDS, RequestStatus, status_of
 from quire.queue.roles import Observer
-from quire.record import STATUS_FIELDS
 from quire.transport.procedure import Procedure, RoundTrip, command
 from quire.wire.ends import End
 from quire.wire.output import TokenChunk
