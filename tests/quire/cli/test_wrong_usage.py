@@ -6,7 +6,7 @@ import pytest
 
 from quire.cli import main
 from quire.errors import BrokerUnavailable
-from quire.queue.broker import Broker
+from quire.queue.side import Side
 from quire.transport.connection import connect
 from quire.transport.local_redis import URL_VARIABLE, LocalRedis
 from quire.transport.patience import Patience
@@ -189,7 +189,7 @@ def test_a_batch_that_nobody_computes_says_so_once(quire, real_broker, monkeypat
 def test_whoever_stops_watching_is_told_how_to_go_on(
     quire, real_broker, monkeypatch, error, verb, told
 ):
-    read = Broker.read_output
+    read = Side.read_output
 
     def then_away(broker, seen, **waiting):
         found = read(broker, seen, **waiting)
@@ -200,7 +200,7 @@ def test_whoever_stops_watching_is_told_how_to_go_on(
         real_broker.commit([make_item(claim_next(real_broker).claim, 0, 2)])
         return {}
 
-    monkeypatch.setattr(Broker, "read_output", then_away)
+    monkeypatch.setattr(Side, "read_output", then_away)
     code, _, err = quire("submit", "x", "--id", "r", verb)
     assert code == (130 if error is KeyboardInterrupt else 1)
     assert f"the request continues; to see the rest: {told}\n" in err
