@@ -88,8 +88,9 @@ def test_the_line_in_front_of_the_engine_is_no_longer_with_more_shards(queue: Qu
             running = {"model": "fake", "state": "running"}
             gate.step_until(lambda: worker.metric("quire_engine_requests", **running) == 2)
             states = [client.status(request_id).state for request_id in ids]
-            # Two run; six wait, and one more for each shard that was rounded up.
-            assert states.count("running") <= 2 + 6 + NUM_SHARDS
+            # Two run and six wait. Two intakes may have seen a room of six before the third one
+            # took it all, and claim their thirds of it.
+            assert states.count("running") <= 2 + 6 + 2 * (NUM_SHARDS - 1) < 2 + 6 * NUM_SHARDS
             gate.open()
             for request_id in ids:
                 client.result(request_id, timeout=30.0)
