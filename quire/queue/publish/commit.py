@@ -136,21 +136,21 @@ class Committing(Shard):
         BrokerUnavailable; then it is unknown what is committed: `commit` all.
         """
         shards = [(self, items), *others]
-        extensions = [shard._commit_calls.extension(part) for shard, part in shards]
-        calls = [
-            (shard._scripts, extension.call)
-            for (shard, _), extension in zip(shards, extensions, strict=True)
-            if extension.numbers
-        ]
+        asked = [shard._extension(part) for shard, part in shards]
+        calls = [(runner, extension.call) for runner, extension in asked if extension.numbers]
         added = iter(ScriptRunner.run_together("extend", calls) if calls else ())
         found: list[list[CommitReply] | QuireError] = []
-        for (shard, part), extension in zip(shards, extensions, strict=True):
+        for (shard, part), (_, extension) in zip(shards, asked, strict=True):
             try:
                 reply = raise_if_error(next(added)) if extension.numbers else b""
                 found.append(shard._committed(part, extension, reply))
             except QuireError as error:
                 found.append(error)
         return found
+
+    def _extension(self, items: Sequence[CommitItem]) -> tuple[ScriptRunner, Extension]:
+        """The EXTEND of these items, and what sends it."""
+        return self._scripts, self._commit_calls.extension(items)
 
     def _committed(
         self, items: Sequence[CommitItem], extension: Extension, added: bytes
