@@ -12,6 +12,6 @@ def ms_of(time: tuple[int, int]) -> int:
 
 
 def now_ms() -> Procedure[int]:
-    """See `Broker.now_ms`."""
+    """See `Side.now_ms`."""
     (time,) = yield RoundTrip((command("time"),))
     return ms_of(time)

@@ -103,7 +103,7 @@ def logs_in(reply: Any, keys: Keys, seen: Mapping[str, int]) -> dict[str, Output
 def read_output(
     keys: Keys, seen: Mapping[str, int], *, count: int, block_seconds: float | None = None
 ) -> Procedure[dict[str, OutputRead]]:
-    """See `Broker.read_output`; `count` is the most entries of one log.
+    """See `Side.read_output`; `count` is the most entries of one log.
 
     The first chunk of an answer may start beyond `seen` only if the log itself has a gap.
     """

@@ -65,7 +65,7 @@ class RequestStatus:
 
 
 def status(keys: Keys, request_id: str) -> Procedure[RequestStatus]:
-    """See `Broker.status`."""
+    """See `Side.status`."""
     place, values, time = yield RoundTrip(
         (
             command("hget", keys.log_positions, request_id),
@@ -88,7 +88,7 @@ def status(keys: Keys, request_id: str) -> Procedure[RequestStatus]:
 
 
 def kept(keys: Keys, request_id: str) -> Procedure[bytes | None]:
-    """See `Broker.kept`."""
+    """See `Side.kept`."""
     (value,) = yield RoundTrip((command("hget", keys.request(request_id), "kept"),))
     return bytes(value) if value else None
 

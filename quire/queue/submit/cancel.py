@@ -13,7 +13,7 @@ from quire.wire.output import State
 
 
 def cancelling(keys: Keys, request_id: str) -> Procedure[State]:
-    """See `Broker.cancel`."""
+    """See `Producer.cancel`."""
     (reply,) = yield Ask("cancel", [cancel_call(keys, request_id)])
     state = raise_if_error(reply)
     if not state:
@@ -28,7 +28,7 @@ def cancel_many(keys: Keys, request_ids: Sequence[str]) -> Procedure[dict[str, S
 
 
 def discarding(keys: Keys, request_id: str) -> Procedure[State]:
-    """See `Broker.discard`."""
+    """See `Producer.discard`."""
     if GROUP_SEPARATOR in request_id:
         raise InvalidRequest("request_id", "must not be in a group, which has counts of its own")
     (reply,) = yield Ask("discard", [ScriptCall(keys.of_request(request_id), (request_id,))])

@@ -135,7 +135,7 @@ def kinds_of(workers: Iterable[WorkerInfo]) -> dict[str, str]:
 
 
 def workers(keys: Keys) -> Procedure[list[WorkerInfo]]:
-    """See `Broker.workers`."""
+    """See `Side.workers`."""
     (rows,) = yield RoundTrip((command("hgetall", keys.workers),))
     now = yield from now_ms()
     return sorted(workers_in(rows, now_ms=now), key=lambda info: info.name)
