@@ -113,13 +113,6 @@ def test_what_an_earlier_version_began_of_another_prompt_is_not_gone_on_with(
     assert output.token_ids == WHOLE[:2]
 
 
-def test_an_earlier_version_takes_the_mark_for_another_adapter(queue: Queue):
-    """Its rule, as it was: the last word of a fingerprint, if it has the form of an adapter."""
-    recorded = queue.broker.status(begun(queue, HOSTILE)).fingerprint or ""
-    name, is_adapter, revision = recorded.rpartition(" ")[2].partition("=")
-    assert (name, is_adapter, revision) == ("chat", "=", "text")
-
-
 def test_a_chat_without_control_text_goes_on_under_either_version(queue: Queue):
     whole = expected_tokens(plain_ids(render_chat(HARMLESS)), max_tokens=100)
     output = ended(queue, begun_by_an_earlier_version(queue, HARMLESS, *whole[:2]))

@@ -30,13 +30,12 @@ from tests.service.builders import (
     make_settings,
 )
 from tests.service.fake_model import expected_under
-from tests.service.processes import HELD_WORKER, REAL_WORKER, WorkerProcess, killed_in_the_middle
+from tests.service.processes import WorkerProcess, killed_in_the_middle
 from tests.service.worker.constraints.test_grammars import PERSON
 
 needs_abacus = pytest.mark.skipif(
     not (EMBEDDED_MODEL / "model.safetensors").exists(), reason="the model is not trained yet"
 )
-ABACUS = ("--model", str(EMBEDDED_MODEL), "--dtype", "float32", "--device", "cpu")
 NUMBERS = {
     "type": "array",
     "items": {"type": "integer", "minimum": 0, "maximum": 999999},
@@ -151,23 +150,6 @@ def test_a_model_that_knows_the_answer_gives_it_in_the_form_that_was_asked_for(q
         assert chosen.result(timeout=60).finish_reason == "stop"
     assert [texts[0], texts[2], texts[3].strip()] == ["46", "46", "46"]
     assert re.fullmatch("46[0-9]{3}", texts[1])
-
-
-@needs_abacus
-@pytest.mark.processes
-def test_a_real_worker_killed_in_the_middle_leaves_the_same_json(queue: Queue):
-    """The first one guesses ahead, the other does not: no output shows it."""
-    sampling = {"max_tokens": 900, "temperature": 1.5, "seed": 11, "json_schema": NUMBERS}
-    with Client(queue.url, queue=queue.name) as client:
-        handle = client.submit("12+34=", sampling=sampling)
-        flags = (*ABACUS, "--num-speculative-tokens", "4")
-        killed_in_the_middle(queue, handle.request_id, *flags, tokens=30, module=HELD_WORKER)
-        with WorkerProcess(queue, *ABACUS, module=REAL_WORKER):
-            completion = handle.result(timeout=60)
-            whole = client.submit("12+34=", sampling=sampling).result(timeout=60)
-    assert (completion.resumes, whole.resumes) == (1, 0)
-    assert completion.token_ids == whole.token_ids
-    jsonschema.validate(json.loads(completion.text), NUMBERS)
 
 
 # -- models that know nothing ---------------------------------------------------------------------

@@ -30,7 +30,6 @@ from tests.service.builders import (
     left_in_the_middle,
     text_of,
 )
-from tests.service.processes import WorkerProcess, killed_in_the_middle
 
 #: Two adapters, a revision of each.
 ADAPTERS = {"polite": "1", "sql": "1"}
@@ -231,23 +230,6 @@ def test_a_request_without_an_adapter_is_recorded_as_ever(queue: Queue):
     with worker(queue):
         assert queue.result(request_id).token_ids == expected_tokens((1, 2), max_tokens=5)
     assert queue.broker.status(request_id).fingerprint == "fake-1"
-
-
-@pytest.mark.processes
-def test_killed_in_the_middle_it_goes_on_with_the_adapter(queue: Queue, tmp_path: Path):
-    flags = ("--adapters", str(folder_of(tmp_path, "polite", "sql")))
-    wanted = {"max_tokens": 100, "seed": 3}
-    expected = expected_tokens((1, 2), **wanted, adapter="polite")
-    with Client(queue.url, queue=queue.name) as client:
-        handle = client.submit([1, 2], sampling=wanted, adapter="polite")
-        killed_in_the_middle(queue, handle.request_id, *flags, tokens=20)
-        with WorkerProcess(queue, *flags) as second:
-            assert second.wait_until_ready()["adapters"] == 2
-            completion = handle.result(timeout=60)
-    assert (completion.resumes, completion.model) == (1, "abacus:polite")
-    assert completion.token_ids == expected
-    # The control: the model alone says something else.
-    assert expected != expected_tokens((1, 2), **wanted)
 
 
 # -- at the start ---------------------------------------------------------------------------------
