@@ -6,19 +6,26 @@ fewer and larger products. Every tensor of the checkpoint must be used, and none
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
 from engine.model.decoder.decoder_config import DecoderConfig, NotSupported
 from engine.model.decoder.families import Family
+from engine.model.wide.gguf_blocks import StoredBlocks
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A weight [outputs, inputs] and an optional bias [outputs], as in torch."""
+    """A weight [outputs, inputs] and an optional bias [outputs], as in torch.
+
+    Args:
+        stored: the quantized blocks that the rows of `weight` come from, if all of them do.
+    """
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
+    stored: tuple[StoredBlocks, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,31 +83,43 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """All weights; `head` and `embedding` share memory if the model ties them."""
+    """All weights; `head` and `embedding` share memory if the model ties them.
+
+    Args:
+        stored_embedding: as in `Linear`.
+    """
 
     embedding: torch.Tensor
     layers: tuple[LayerWeights, ...]
     final_norm: torch.Tensor
     head: Linear
+    stored_embedding: tuple[StoredBlocks, ...] = ()
 
 
-def read_weights(config: DecoderConfig, state: Mapping[str, torch.Tensor]) -> DecoderWeights:
+def read_weights(
+    config: DecoderConfig,
+    state: Mapping[str, torch.Tensor],
+    stored: Mapping[str, StoredBlocks] = MappingProxyType({}),
+) -> DecoderWeights:
     """Read the weights from a transformers state dict; each is stored once.
 
     The tensors of fused layers become views of the fused one, and their own memory is free again
     before the next layer is read. The parameters of a model must come as they are, with
-    `keep_vars`: then the model computes with the same memory.
+    `keep_vars`: then the model computes with the same memory. `stored` has the quantized blocks of
+    some of them, by the same names.
 
     Raises:
         NotSupported: a tensor is missing, unknown, or has an unexpected shape.
     """
-    source = _Source(state, config.family)
+    source = _Source(state, stored, config.family)
     layers = tuple(_layer(config, source, index) for index in range(config.num_layers))
+    embedding, head = f"{config.name}.embed_tokens.weight", "lm_head.weight"
     weights = DecoderWeights(
-        embedding=source.take(f"{config.name}.embed_tokens.weight"),
+        embedding=source.take(embedding),
         layers=layers,
         final_norm=source.norm(f"{config.name}.norm"),
-        head=Linear(source.take("lm_head.weight")),
+        head=Linear(source.take(head), stored=source.blocks(head)),
+        stored_embedding=source.blocks(embedding),
     )
     if source.left:
         raise NotSupported(f"its tensor {min(source.left)} is unknown")
@@ -111,8 +130,13 @@ def read_weights(config: DecoderConfig, state: Mapping[str, torch.Tensor]) -> De
 class _Source:
     """Tensors by name; `left` has the names of unused ones."""
 
-    def __init__(self, state: Mapping[str, torch.Tensor], family: Family) -> None:
-        self._state = state
+    def __init__(
+        self,
+        state: Mapping[str, torch.Tensor],
+        stored: Mapping[str, StoredBlocks],
+        family: Family,
+    ) -> None:
+        self._state, self._stored = state, stored
         self._family = family
         self.left = set(state)
 
@@ -124,6 +148,11 @@ class _Source:
             raise NotSupported(f"its tensor {name} is missing")
         self.left.discard(name)
         return self._state[name]
+
+    def blocks(self, *names: str) -> tuple[StoredBlocks, ...]:
+        """The stored blocks of some weights; none if one of them has none."""
+        found = [self._stored[name] for name in names if name in self._stored]
+        return tuple(found) if len(found) == len(names) else ()
 
     def has(self, name: str) -> bool:
         return name in self._state
@@ -152,8 +181,9 @@ class _Source:
         given = [self._given(name) for name in biases if self.has(name)]
         if given and len(given) != len(names):
             raise NotSupported(f"only some of {', '.join(names)} have a bias")
-        weights = [self._given(f"{prefix}.{name}.weight") for name in names]
-        return Linear(_fused(weights), _fused(given) if given else None)
+        weights = [f"{prefix}.{name}.weight" for name in names]
+        fused = _fused([self._given(name) for name in weights])
+        return Linear(fused, _fused(given) if given else None, self.blocks(*weights))
 
 
 def _fused(parts: Sequence[torch.Tensor]) -> torch.Tensor:

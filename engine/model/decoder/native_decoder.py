@@ -17,15 +17,11 @@ import torch
 from engine.model.causal_model import StepInputs
 from engine.model.decoder.decoder_adapters import DecoderAdapter
 from engine.model.decoder.decoder_config import Activation, DecoderConfig, Experts, NotSupported
-from engine.model.decoder.decoder_weights import (
-    DecoderWeights,
-    ExpertWeights,
-    LayerWeights,
-    Linear,
-)
+from engine.model.decoder.decoder_weights import DecoderWeights, ExpertWeights, LayerWeights
 from engine.model.decoder.native_adapters import PackedAdapters
+from engine.model.decoder.native_weights import PackedWeights
 from engine.model.device.kv_pool import KVPool, LayerShape
-from engine.model.device.slabs import ALIGNMENT, Slabs
+from engine.model.device.slabs import ALIGNMENT
 from engine.model.device.weight_files import WeightFiles
 from engine.model.kernels.build import Variant
 from engine.model.kernels.library import (
@@ -38,7 +34,7 @@ from engine.model.kernels.library import (
     build_of,
     load_library,
 )
-from engine.model.kernels.packing import PER_WORD, interleave, pack
+from engine.model.kernels.packing import PER_WORD
 
 #: MAX_HEAD_DIM in kernels/cache.h.
 MAX_HEAD_DIM = 512
@@ -80,7 +76,6 @@ class NativeDecoder:
             KernelsUnavailable: the kernels cannot be built or loaded.
         """
         _check(config, weights)
-        self.name = f"decoder-{variant.name}"
         self.vocab_size = config.vocab_size
         #: The number of experts that each token uses; the check at load lets it use all.
         self.num_chosen = (config.experts or NO_EXPERTS).num_chosen
@@ -89,12 +84,8 @@ class NativeDecoder:
         self._library = load_library(variant)
         #: Part of the engine's fingerprint.
         self.build = build_of(self._library)
-        self._slabs = Slabs(weight_files)
+        self._packed = PackedWeights(variant, weights.embedding.dtype, weight_files)
         self._structs: list[ctypes.Structure] = []
-        #: None if the head has the same weights: a token's embedding is then read from its strips.
-        self.embedding = None if _is_tied(weights) else weights.embedding.contiguous()
-        if self.embedding is not None and weight_files is not None:
-            self.embedding = self._slabs.keep(self.embedding)
         self._pool: weakref.ref[KVPool] | None = None
         self._head_outputs = weights.head.weight.shape[0]
         self._logits = ReusedBuffer()
@@ -103,13 +94,17 @@ class NativeDecoder:
         )
         self._rotaries = (RotaryStruct * len(config.rotaries))(
             *(
-                RotaryStruct(self._floats(rotary.inverse_frequencies), rotary.scaling)
+                RotaryStruct(self._packed.floats(rotary.inverse_frequencies), rotary.scaling)
                 for rotary in config.rotaries
             )
         )
-        self._adapters = PackedAdapters(weights, adapters, self._keep)
-        model = self._model(config, weights)
-        self._slabs.close()
+        self._adapters = PackedAdapters(weights, adapters, self._packed.keep)
+        #: None if it is packed; a token's embedding is then read from its panel, or from the strips
+        #: of the head, if that has the same weights.
+        self.embedding, embedding = self._packed.embedding(weights)
+        model = self._model(config, weights, embedding)
+        self._packed.close()
+        self.name = f"decoder-{variant.name}{self._packed.form}"
         handle = self._library.quire_create(model)
         if handle is None:
             raise MemoryError("not enough memory for a decoder")
@@ -176,7 +171,9 @@ class NativeDecoder:
             self._pool = weakref.ref(kv_pool)
         return self._pointers
 
-    def _model(self, config: DecoderConfig, weights: DecoderWeights) -> ModelStruct:
+    def _model(
+        self, config: DecoderConfig, weights: DecoderWeights, embedding: LinearStruct
+    ) -> ModelStruct:
         linear, cubic = GATES[config.activation]
         limit, offset = math.inf, 0.0
         if config.swiglu is not None:
@@ -208,10 +205,11 @@ class NativeDecoder:
             residual_multiplier=config.residual_multiplier,
             logits_divisor=config.logits_divisor,
             logits_softcap=config.logits_softcap or 0.0,
-            embedding=None if self.embedding is None else self.embedding.data_ptr(),
+            embedding=embedding,
+            digits=self._packed.digits,
             rotaries=self._rotaries,
-            final_norm=self._floats(weights.final_norm),
-            head=self._linear(weights.head),
+            final_norm=self._packed.floats(weights.final_norm),
+            head=self._packed.linear(weights.head),
             layers=self._layers,
             num_adapters=len(self._adapters),
             additions=self._adapters.table,
@@ -219,27 +217,21 @@ class NativeDecoder:
 
     def _layer(self, config: DecoderConfig, index: int, layer: LayerWeights) -> LayerStruct:
         return LayerStruct(
-            attention_norm=self._floats(layer.attention_norm),
-            sinks=self._floats(layer.sinks),
-            query_norm=self._floats(layer.query_norm),
-            key_norm=self._floats(layer.key_norm),
-            attention_post_norm=self._floats(layer.attention_post_norm),
-            mlp_norm=self._floats(layer.mlp_norm),
-            mlp_post_norm=self._floats(layer.mlp_post_norm),
-            qkv=self._linear(layer.qkv),
-            output=self._linear(layer.output),
-            gate_up=self._gate_up(layer.gate_up),
-            down=LinearStruct() if layer.down is None else self._linear(layer.down),
+            attention_norm=self._packed.floats(layer.attention_norm),
+            sinks=self._packed.floats(layer.sinks),
+            query_norm=self._packed.floats(layer.query_norm),
+            key_norm=self._packed.floats(layer.key_norm),
+            attention_post_norm=self._packed.floats(layer.attention_post_norm),
+            mlp_norm=self._packed.floats(layer.mlp_norm),
+            mlp_post_norm=self._packed.floats(layer.mlp_post_norm),
+            qkv=self._packed.linear(layer.qkv),
+            output=self._packed.linear(layer.output),
+            gate_up=self._packed.gate_up(layer.gate_up),
+            down=LinearStruct() if layer.down is None else self._packed.linear(layer.down),
             experts=None if layer.experts is None else self._experts(layer.experts),
             window=config.windows[index] or 0,
             rotary=-1 if (rotary := config.rotary_of[index]) is None else rotary,
         )
-
-    def _gate_up(self, linear: Linear | None) -> LinearStruct:
-        if linear is None:
-            return LinearStruct()
-        bias = None if linear.bias is None else interleave(linear.bias[:, None])[:, 0]
-        return self._linear(Linear(interleave(linear.weight), bias))
 
     def _experts(self, experts: ExpertWeights) -> Any:
         """A pointer to the experts of a layer, which live as long as the decoder."""
@@ -247,26 +239,11 @@ class NativeDecoder:
         gate_up, down = array(), array()
         for expert in range(len(experts.down)):
             first, second = experts.of(expert)
-            gate_up[expert], down[expert] = self._gate_up(first), self._linear(second)
-        struct = ExpertsStruct(router=self._linear(experts.router), gate_up=gate_up, down=down)
+            gate_up[expert], down[expert] = self._packed.gate_up(first), self._packed.linear(second)
+        router = self._packed.linear(experts.router)
+        struct = ExpertsStruct(router=router, gate_up=gate_up, down=down)
         self._structs.append(struct)
         return ctypes.pointer(struct)
-
-    def _linear(self, linear: Linear) -> LinearStruct:
-        outputs, inputs = linear.weight.shape
-        return LinearStruct(
-            packed=self._keep(pack(linear.weight)),
-            bias=self._floats(linear.bias),
-            inputs=inputs,
-            outputs=outputs,
-        )
-
-    def _floats(self, tensor: torch.Tensor | None) -> int | None:
-        return None if tensor is None else self._keep(tensor.float())
-
-    def _keep(self, tensor: torch.Tensor) -> int:
-        """The address of a copy of a tensor, which lives as long as the decoder."""
-        return self._slabs.keep(tensor).data_ptr()
 
 
 class ReusedBuffer:
@@ -298,12 +275,6 @@ class ReusedBuffer:
         array = self._memory[start : start + size]
         self._lent = weakref.ref(array)
         return torch.from_numpy(array).view(rows, columns)
-
-
-def _is_tied(weights: DecoderWeights) -> bool:
-    """Whether embedding and head are one tensor."""
-    embedding, head = weights.embedding, weights.head.weight
-    return embedding.data_ptr() == head.data_ptr() and embedding.shape == head.shape
 
 
 def _check(config: DecoderConfig, weights: DecoderWeights) -> None:

@@ -265,12 +265,11 @@ class Adapters {
 
   // One thread's part of rows times a product, with the adapters' additions. `number` is the index
   // of the product in the order of the products; epilogue(row, strip, values, count) as in
-  // quire::multiply().
-  template <class Epilogue>
-  void multiply(const Product& product, int64_t number, const RoundedRows<Row>& from, int64_t count,
-                Team& team, int member, float* sums, const Epilogue& epilogue) const {
-    typedef const typename T::RowWord* Words;
-    const Rows<T> rows{(Words)from.values, from.stride / T::PER_WORD, count, (Words)from.low};
+  // quire::multiply(). `rows` are what the product multiplies of the rows `from`.
+  template <class Operand, class Epilogue>
+  void multiply(const Product& product, int64_t number, const RoundedRows<Row>& from,
+                const Operand& rows, Team& team, int member, float* sums,
+                const Epilogue& epilogue) const {
     const Additions<T> additions = of(number);
     if (additions.any()) {
       additions.shrink(from, product.linear.inputs, team, member,

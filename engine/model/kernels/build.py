@@ -77,16 +77,19 @@ class Variant:
 
 _AVX2 = frozenset({"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "abm"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+#: Of bfloat16, and of integers. Every processor with the former has the latter.
+_DOT_PRODUCTS = frozenset({"avx512_bf16", "avx512_vnni"})
+_DOT_PRODUCT_FLAGS = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni")
 _AMX = frozenset({"amx_tile", "amx_bf16"})
 
 #: Fastest first; the last one needs no feature.
 VARIANTS = (
     Variant(
         "amx_bf16",
-        _AVX512 | _AMX | {"avx512_bf16"},
-        ("-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
+        _AVX512 | _AMX | _DOT_PRODUCTS,
+        (*_DOT_PRODUCT_FLAGS, "-mamx-tile", "-mamx-bf16"),
     ),
-    Variant("avx512_bf16", _AVX512 | {"avx512_bf16"}, ("-march=x86-64-v4", "-mavx512bf16")),
+    Variant("avx512_bf16", _AVX512 | _DOT_PRODUCTS, _DOT_PRODUCT_FLAGS),
     Variant("avx512", _AVX512, ("-march=x86-64-v4",)),
     Variant("avx2", _AVX2, ("-march=x86-64-v3",)),
     Variant("portable", frozenset(), ()),

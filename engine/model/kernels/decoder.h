@@ -11,6 +11,9 @@ struct QuireLinear {
   const void* packed;
   const float* bias;  // May be null, like every norm below.
   int64_t inputs, outputs;
+  // Quantized weights have numbers of 4 or 8 bits, with minima or without, in panels (see
+  // panels.h). 0 bits: strips of the element type.
+  int64_t bits, has_minima;
 };
 
 // The experts of a layer: a router with one output per expert, and the matrices of each expert.
@@ -64,7 +67,10 @@ struct QuireModel {
   float gate_linear, gate_cubic, gate_limit, up_offset;  // Gate in layers.h.
   float embedding_multiplier, residual_multiplier, logits_divisor;
   float logits_softcap;  // 0 for none.
-  const void* embedding;  // Null: the rows of the head, which are in memory only once.
+  // One output per token. Rows of the element type are not packed. Null: the weights of the head,
+  // which are in memory only once.
+  QuireLinear embedding;
+  int64_t digits;  // Of the inputs of quantized weights (see digit_rows.h).
   const QuireRotary* rotaries;
   const float* final_norm;
   QuireLinear head;

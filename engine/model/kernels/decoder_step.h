@@ -47,7 +47,8 @@ class Decoder : public AnyDecoder {
         gate_(model),
         angles_(model),
         adapters_(model),
-        experts_(model) {
+        experts_(model),
+        digits_(model.digits) {
     for (int64_t i = 0; i < model.num_layers; i++) {
       const QuireLayer& layer = model.layers[i];
       const QuireLinear& third = layer.experts ? layer.experts->router : layer.gate_up;
@@ -97,7 +98,6 @@ class Decoder : public AnyDecoder {
     const int64_t threads = step_->num_threads;
     const int64_t tokens = std::max(step_->num_tokens, step_->num_logit_rows);
     const int64_t padding = ROW_PADDING * T::PER_WORD;
-    const int64_t rows = SpanWorker<T>::max_rows(group_);
     const int64_t projected = (m.num_heads + 2 * m.num_kv_heads) * m.head_dim;
     normed_.stride = m.hidden_size + padding;
     attended_.stride = m.num_heads * m.head_dim + padding;
@@ -105,7 +105,7 @@ class Decoder : public AnyDecoder {
     queries_.stride = group_ * m.head_dim;
     projected_stride_ = std::max({m.hidden_size, projected, SpanWorker<T>::padded(m.num_experts)});
     scratch_stride_ = SpanWorker<T>::scratch_size(cache_, group_);
-    partial_stride_ = Partial::size(rows, width_);
+    partial_stride_ = Partial::size(SpanWorker<T>::max_rows(group_), width_);
     stream_.count = step_->num_tokens;
     logit_stream_.count = step_->num_logit_rows;
     workspace_.add(&stream_.rows, stream_.count * m.hidden_size);
@@ -122,7 +122,8 @@ class Decoder : public AnyDecoder {
     const int64_t partials = std::max(plan_.num_partials, logit_plan_.num_partials);
     workspace_.add(&partials_, (partials + threads) * partial_stride_);
     adapters_.lay_out(workspace_, activated_.stride, attended_.stride, normed_.stride);
-    // Padding: the matrix unit reads whole tile registers, beyond the last row.
+    digits_.lay_out(workspace_, products_, tokens, threads);
+    // The matrix unit reads whole tile registers, beyond the last row.
     int64_t longest = std::max({normed_.stride, attended_.stride, activated_.stride});
     experts_.lay_out(workspace_, tokens, step_->num_chosen, padding, &longest);
     workspace_.reserve(UNIT_HEIGHT * longest * (int64_t)sizeof(typename Row::Element));
@@ -165,10 +166,9 @@ class Decoder : public AnyDecoder {
   }
 
   void embed(Team& team, int member) {
-    const int64_t size = model_.hidden_size;
     const Share mine(step_->num_tokens, member, team.size());
     for (int64_t t = mine.first; t < mine.last; t++) {
-      read_embedding<T>(model_, step_->token_ids[t], stream_.rows + t * size);
+      read_embedding<T>(model_, step_->token_ids[t], stream_.rows + t * model_.hidden_size);
       angles_.find(t, step_->positions[t]);
     }
     team.barrier();
@@ -195,8 +195,14 @@ class Decoder : public AnyDecoder {
   template <class Epilogue>
   void multiply_share(const Product& product, const Inputs& from, int64_t count, Team& team,
                       int member, const Epilogue& epilogue) {
-    adapters_.multiply(product, &product - products_.data(), from, count, team, member,
-                       sums_ + member * SUMS_SIZE, epilogue);
+    const auto multiply_rows = [&](const auto& rows) {
+      adapters_.multiply(product, &product - products_.data(), from, rows, team, member,
+                         sums_ + member * SUMS_SIZE, epilogue);
+    };
+    if (product.linear.bits > 0)
+      return multiply_rows(digits_.of(from, count, product.linear, team, member));
+    typedef const typename T::RowWord* Words;
+    multiply_rows(Rows<T>{(Words)from.values, from.stride / T::PER_WORD, count, (Words)from.low});
   }
 
   template <class Write>
@@ -383,6 +389,7 @@ class Decoder : public AnyDecoder {
   RotaryAngles angles_;
   Adapters<T> adapters_;
   Experts<T> experts_;
+  DigitWriter<Row> digits_;
   ResidualStream stream_, logit_stream_;
   Workspace workspace_;
   int64_t projected_stride_, scratch_stride_, partial_stride_;

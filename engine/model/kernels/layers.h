@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "decoder.h"
+#include "panels.h"
 #include "rounded_rows.h"
 
 namespace quire {
@@ -114,8 +115,14 @@ struct LogitScale {
 template <class T>
 inline void read_embedding(const QuireModel& model, int64_t token, float* to) {
   const int64_t size = model.hidden_size;
-  const bool tied = model.embedding == nullptr;
-  const auto* from = (const typename T::Element*)(tied ? model.head.packed : model.embedding);
+  const bool tied = model.embedding.packed == nullptr;
+  const QuireLinear& table = tied ? model.head : model.embedding;
+  if (table.bits > 0) {
+    read_output(table, token, to);
+    for (int64_t i = 0; i < size; i++) to[i] *= model.embedding_multiplier;
+    return;
+  }
+  const auto* from = (const typename T::Element*)table.packed;
   from += (tied ? token / LANES * LANES : token) * size;
   if (tied) from += token % LANES * T::PER_WORD;
   const int64_t stride = (tied ? LANES : 1) * T::PER_WORD;

@@ -8,7 +8,7 @@ from typing import Any
 from engine.model.kernels.build import KernelsUnavailable, Variant, library_path
 
 #: What `quire_abi` of decoder.cpp must return for the structs below.
-ABI = 8
+ABI = 9
 
 _Pointer = ctypes.c_void_p
 _Integer = ctypes.c_int64
@@ -22,7 +22,10 @@ def _fields(kind: Any, *names: str) -> list[tuple[str, Any]]:
 class LinearStruct(ctypes.Structure):
     """QuireLinear."""
 
-    _fields_ = [*_fields(_Pointer, "packed", "bias"), *_fields(_Integer, "inputs", "outputs")]
+    _fields_ = [
+        *_fields(_Pointer, "packed", "bias"),
+        *_fields(_Integer, "inputs", "outputs", "bits", "has_minima"),
+    ]
 
 
 class ExpertsStruct(ctypes.Structure):
@@ -71,7 +74,8 @@ class ModelStruct(ctypes.Structure):
         *_fields(_Float, "gate_limit", "up_offset"),
         *_fields(_Float, "embedding_multiplier", "residual_multiplier", "logits_divisor"),
         *_fields(_Float, "logits_softcap"),
-        *_fields(_Pointer, "embedding"),
+        ("embedding", LinearStruct),
+        ("digits", _Integer),
         ("rotaries", ctypes.POINTER(RotaryStruct)),
         *_fields(_Pointer, "final_norm"),
         ("head", LinearStruct),

@@ -3,6 +3,7 @@
 
 #include "decoder.h"
 #include "multiply.h"
+#include "panels.h"
 #include "team.h"
 
 namespace quire {
@@ -22,6 +23,11 @@ struct Product {
   int64_t num_strips() const { return (linear.outputs + LANES - 1) / LANES; }
   int64_t num_groups() const { return (num_strips() + TILE_STRIPS - 1) / TILE_STRIPS; }
   const uint32_t* packed() const { return (const uint32_t*)linear.packed; }
+  // The size of a strip, with so many elements of the element type in a word.
+  int64_t strip_words(int64_t per_word) const {
+    if (linear.bits == 0) return linear.inputs / per_word * LANES;
+    return PanelShape(linear).all / PANEL_STRIPS / (int64_t)sizeof(uint32_t);
+  }
 };
 
 // The work items of a dynamically scheduled product: each thread gets the same number of whole
@@ -54,7 +60,7 @@ class ProductItems {
 template <class T>
 inline PrefetchRange strips_of(const Product& product, int64_t first, int64_t last,
                                bool same_product = false) {
-  const int64_t words = product.linear.inputs / T::PER_WORD * LANES;
+  const int64_t words = product.strip_words(T::PER_WORD);
   const int64_t count = std::min(last, product.num_strips()) - first;
   return {product.packed() + first * words, count * words, false, same_product};
 }
@@ -79,18 +85,31 @@ inline PrefetchRange first_strips(const Product& product, int64_t rows, int memb
   return strips_of<T>(product, first, first + TILE_STRIPS);
 }
 
-// One thread's part of rows times a product; epilogue(row, strip, values, count) as in multiply().
+// Rows times the strips first .. last-1 of a product, as multiply().
 template <class T, class Epilogue>
-void multiply_part(const Product& product, const Rows<T>& rows, Team& team, int member, float* sums,
+void multiply_strips(const Product& product, const Rows<T>& rows, int64_t first, int64_t last,
+                     const PrefetchRange& next, float* sums, const Epilogue& epilogue) {
+  multiply<T>(rows, product.packed(), product.linear.inputs / T::PER_WORD, first, last, next, sums,
+              epilogue);
+}
+template <class T, class Epilogue>
+void multiply_strips(const Product& product, const DigitRows& rows, int64_t first, int64_t last,
+                     const PrefetchRange& next, float* sums, const Epilogue& epilogue) {
+  multiply_panels(rows, product.linear, first, last, next, sums, epilogue);
+}
+
+// One thread's part of rows times a product; epilogue(row, strip, values, count) as in multiply().
+// `rows` are Rows<T>, or DigitRows for quantized weights.
+template <class T, class Operand, class Epilogue>
+void multiply_part(const Product& product, const Operand& rows, Team& team, int member, float* sums,
                    const Epilogue& epilogue) {
   const PrefetchRange next_product =
       first_strips<T>(*product.next, rows.count, member, team.size());
-  const auto compute = [&](const Rows<T>& rows, int64_t first, int64_t last,
+  const auto compute = [&](const Operand& rows, int64_t first, int64_t last,
                            const PrefetchRange& next) {
-    multiply<T>(rows, product.packed(), product.linear.inputs / T::PER_WORD, first, last, next,
-                sums, epilogue);
+    multiply_strips<T>(product, rows, first, last, next, sums, epilogue);
   };
-  const auto compute_group = [&](const Rows<T>& rows, int64_t group, const PrefetchRange& next) {
+  const auto compute_group = [&](const Operand& rows, int64_t group, const PrefetchRange& next) {
     const int64_t first = group * TILE_STRIPS;
     compute(rows, first, std::min(first + TILE_STRIPS, product.num_strips()), next);
   };

@@ -89,6 +89,7 @@ def choose(
         block_size=block_size,
         compiled=attention_backend == "auto",
         weight_files=weight_files,
+        stored=loaded.stored,
     )
     multiple = 1
     if deterministic:

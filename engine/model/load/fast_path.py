@@ -6,8 +6,9 @@ not enough.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -26,6 +27,7 @@ from engine.model.decoder.native_decoder import NativeDecoder
 from engine.model.device.device_errors import cause_of, is_out_of_memory
 from engine.model.device.weight_files import WeightFiles
 from engine.model.kernels.build import KernelsUnavailable, best_variant
+from engine.model.wide.gguf_blocks import StoredBlocks
 from engine.model.wide.transformers_model import TransformersModel
 
 ModelPath = Literal["auto", "fast", "wide"]
@@ -68,6 +70,7 @@ def choose_model(
     block_size: int = 16,
     compiled: bool = True,
     weight_files: WeightFiles | None = None,
+    stored: Mapping[str, StoredBlocks] = MappingProxyType({}),
 ) -> CausalModel:
     """The fastest model with the same results as `served`; `served` itself if there is no other.
 
@@ -78,6 +81,8 @@ def choose_model(
         block_size: block size of the pool that will be used.
         compiled: whether the C++ form may be chosen.
         weight_files: where the C++ form shares its packed weights; None for nowhere.
+        stored: the quantized blocks of weights, by their names in the state dict. The C++ form
+            computes with them as they are.
 
     Raises:
         ModelRefused: `model_path` is "fast", and no form of the fast path can serve the model.
@@ -86,7 +91,7 @@ def choose_model(
         return served
     try:
         config = read_config(served)
-        weights = read_weights(config, served.model.state_dict(keep_vars=True))
+        weights = read_weights(config, served.model.state_dict(keep_vars=True), stored)
         mapped = [map_adapter(config, adapter) for adapter in adapters]
     except REFUSALS as error:
         reason = _reason(error)

@@ -23,6 +23,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from engine.errors import ModelRefused
+from engine.model.wide.gguf_blocks import StoredBlocks, stored_blocks
 from engine.model.wide.gguf_header import GgufHeader, check_extents, read_header
 from engine.model.wide.gguf_rotary import DIVISORS, rotary_parameters
 from engine.model.wide.transformers_model import ATTENTION_NAME
@@ -109,10 +110,15 @@ _NAME = "model.gguf"
 
 @dataclass(frozen=True, slots=True)
 class GgufModel:
-    """A model with dequantized weights, and the end tokens that the file names."""
+    """A model with dequantized weights, and the end tokens that the file names.
+
+    Args:
+        stored: as in `LoadedModel`.
+    """
 
     model: PreTrainedModel
     eos_token_ids: frozenset[int]
+    stored: Mapping[str, StoredBlocks]
 
 
 def is_gguf_name(path: str | Path) -> bool:
@@ -144,7 +150,7 @@ def load_gguf(file: Path, *, dtype: torch.dtype | None) -> GgufModel:
         if architecture == "llama":
             _scale_frequencies(header, config, file)
         model = _read(folder, config, file, dtype or _stored_dtype(header))
-    return GgufModel(model, _end_tokens(header))
+    return GgufModel(model, _end_tokens(header), stored_blocks(header, file, model))
 
 
 def content_of(file: Path) -> "hashlib._Hash":
@@ -339,7 +345,7 @@ def _config(folder: Path, file: Path) -> PreTrainedConfig:
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(str(folder), gguf_file=_NAME)
     except Exception as error:
-        raise ModelRefused(f"the metadata of {file} is not usable: {_reason(error)}") from error
+        raise ModelRefused(f"the metadata of {file} is not usable: {first_line(error)}") from error
     return config
 
 
@@ -358,7 +364,7 @@ def _read(
                 output_loading_info=True,
             )
     except Exception as error:
-        raise ModelRefused(f"transformers cannot load {file}: {_reason(error)}") from error
+        raise ModelRefused(f"transformers cannot load {file}: {first_line(error)}") from error
     model, report = loaded
     assert isinstance(model, PreTrainedModel)
     if report["missing_keys"]:
@@ -380,7 +386,7 @@ def _without_progress_bar() -> Iterator[None]:
         reader.tqdm = bar
 
 
-def _reason(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     """The first line of an error's text, and the next one if the first ends with a colon."""
     lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
     return " ".join(lines[: 1 + lines[0].endswith(":")])

@@ -8,7 +8,7 @@ which has the credentials of Redis.
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ from transformers.utils.hub import cached_file
 
 from engine.errors import ModelRefused
 from engine.model.wide.block_fp8 import NOTE, block_fp8, cast_plain_weights
-from engine.model.wide.gguf_loader import content_of, is_gguf_name, load_gguf
+from engine.model.wide.gguf_blocks import StoredBlocks
+from engine.model.wide.gguf_loader import content_of, first_line, is_gguf_name, load_gguf
 from engine.model.wide.load_report import refuse_unfitting
 from engine.model.wide.quantization import refuse_quantized_config, refuse_quantized_files
 from engine.model.wide.stored_tensors import StoredTensor, finder, stored_tensors
@@ -76,6 +77,7 @@ class LoadedModel:
         fingerprint: a hash of config, tokenizer files, weights, dtype, the versions of torch and
             transformers, and the type of processor. For a GGUF file it covers all bytes of the
             file, and that the weights were dequantized.
+        stored: of a GGUF file, its blocks of quantized weights, by their names in the state dict.
     """
 
     model: PreTrainedModel
@@ -84,6 +86,7 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     dtype: torch.dtype
     fingerprint: str
+    stored: Mapping[str, StoredBlocks] = field(default_factory=dict)
 
 
 def load_model(
@@ -126,7 +129,8 @@ def _load_file(file: Path, dtype: str, device: torch.device | str) -> LoadedMode
     if not file.is_file():
         raise ModelRefused(_missing("file", file))
     read = load_gguf(file, dtype=DTYPES.get(dtype))
-    return _loaded(read.model, file, content_of(file), device, eos_token_ids=read.eos_token_ids)
+    loaded = _loaded(read.model, file, content_of(file), device, eos_token_ids=read.eos_token_ids)
+    return replace(loaded, stored=read.stored)
 
 
 def _loaded(
@@ -154,7 +158,7 @@ def _move(model: PreTrainedModel, device: torch.device | str) -> None:
         torch.nn.Module.to(model, device)
     except (RuntimeError, AssertionError) as error:
         # torch raises an AssertionError if it was not built for the device.
-        reason = _first_line(error)
+        reason = first_line(error)
         raise ModelRefused(f"the weights cannot be moved to {device}: {reason}") from error
 
 
@@ -171,7 +175,7 @@ def _folder(path: str | Path) -> Path:
         config_file = cached_file(path, "config.json")
     except OSError as error:
         # The message also mentions the folder: the user may have meant one.
-        reason = f"the hub has given no model of that name: {_first_line(error)}"
+        reason = f"the hub has given no model of that name: {first_line(error)}"
         raise ModelRefused(f"{_missing('folder', path)}, and {reason}") from error
     assert config_file is not None, "a missing file raises"
     return Path(config_file).parent
@@ -214,7 +218,7 @@ def _config(folder: Path) -> PreTrainedConfig:
     try:
         raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelRefused(f"config.json cannot be read: {_first_line(error)}") from error
+        raise ModelRefused(f"config.json cannot be read: {first_line(error)}") from error
     if not isinstance(raw, dict):
         raise ModelRefused("config.json is not a JSON object")
     # transformers dequantizes weights in blocks; the loader checks them before.
@@ -231,7 +235,7 @@ def _config(folder: Path) -> PreTrainedConfig:
         config: PreTrainedConfig = AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
     except Exception as error:
         # transformers has its own exception for a field of the wrong type; wrong values raise any.
-        raise ModelRefused(f"config.json is not usable: {_first_line(error)}") from error
+        raise ModelRefused(f"config.json is not usable: {first_line(error)}") from error
     return config
 
 
@@ -304,7 +308,7 @@ def _read_weights(
                 "the model from them, and has logged which: use config.json and weights of the "
                 "same checkpoint"
             ) from error
-        raise ModelRefused(f"transformers cannot load {path}: {_first_line(error)}") from error
+        raise ModelRefused(f"transformers cannot load {path}: {first_line(error)}") from error
     model, report = loaded
     assert isinstance(model, PreTrainedModel)
     if quantized is not None:
@@ -391,9 +395,3 @@ def _processor(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return torch.backends.cpu.get_cpu_capability() if device.type == "cpu" else device.type
-
-
-def _first_line(error: BaseException) -> str:
-    """The first line of an error's text, and the next one if the first ends with a colon."""
-    lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
-    return " ".join(lines[: 1 + lines[0].endswith(":")])

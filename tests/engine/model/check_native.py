@@ -28,12 +28,14 @@ TESTS = (
     "tests/engine/model/decoder/test_decoder.py",
     "tests/engine/model/test_drawn_decoders.py",
     "tests/engine/model/load/test_adapted_kernels.py",
+    "tests/engine/model/decoder/test_quantized.py",
     "tests/engine/model/kernels/test_multiply.py",
+    "tests/engine/model/kernels/test_panels.py",
     "tests/engine/model/kernels/test_vector.py",
 )
 SELECTED = (
     "bit_for_bit or block_size or long_contexts or every_variant or every_form or no_form"
-    " or test_multiply or test_vector"
+    " or test_multiply or test_panels or test_vector"
 )
 
 

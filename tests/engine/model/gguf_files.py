@@ -87,6 +87,7 @@ def write_gguf(
     file: Path,
     *,
     kind: Type = Type.F32,
+    kinds: Mapping[str, Type] | None = None,
     more: Mapping[str, Any] | None = None,
     without: tuple[str, ...] = (),
     extra_tensors: Mapping[str, np.ndarray] | None = None,
@@ -96,6 +97,7 @@ def write_gguf(
 
     Args:
         kind: the type of the matrices; vectors are float32.
+        kinds: the type of some matrices, by a part of their names, such as "attn_v".
         more: metadata that replaces or completes the usual keys.
         without: keys of metadata and names of tensors that are left out.
     """
@@ -116,12 +118,14 @@ def write_gguf(
             assert written is not None, name
             values = parameter.detach().numpy()
             if parameter.dim() > 1:
-                stored = _quantized(values, kind)
-                read = gguf.quants.dequantize(stored, kind)
+                own = [other for part, other in (kinds or {}).items() if f"{part}." in written]
+                chosen = own[0] if own else kind
+                stored = _quantized(values, chosen)
+                read = gguf.quants.dequantize(stored, chosen)
                 parameter.copy_(torch.from_numpy(np.array(read, dtype=np.float32)))
                 stored = _permuted(stored, written, config)
                 if written not in without:
-                    writer.add_tensor(written, stored, raw_dtype=kind)
+                    writer.add_tensor(written, stored, raw_dtype=chosen)
             elif written not in without:
                 if config.model_type == "gemma3_text":
                     # Its norms scale by one more than what transformers stores.

@@ -16,6 +16,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from engine.errors import ModelRefused
 from engine.model.wide import gguf_header, gguf_loader
+from engine.model.wide.gguf_blocks import KINDS
 from engine.model.wide.gguf_header import read_header
 from engine.model.wide.gguf_rotary import divisors
 from engine.model.wide.loader import load_model
@@ -40,6 +41,7 @@ SERVED = [
     ("llama", Type.F32),
     ("llama", Type.F16),
     ("llama", Type.Q8_0),
+    ("llama", Type.Q5_0),
     ("llama", Type.Q4_1),
     ("llama tied", Type.Q4_0),
     ("llama scaled", Type.Q8_0),
@@ -84,7 +86,9 @@ def test_the_tokens_are_those_of_generate_with_the_dequantized_weights(name, kin
     runner = make_runner(file, model_path=path)
     assert generate(runner, requests_of(PROMPTS, max_tokens=NUM_TOKENS)).tokens == expected
     assert runner.config_facts.tokenizer_source == file
-    assert f"-{'decoder' if path == 'fast' else 'transformers'}" in runner.config_facts.fingerprint
+    fingerprint = runner.config_facts.fingerprint
+    assert f"-{'decoder' if path == 'fast' else 'transformers'}" in fingerprint
+    assert ("-int8x3-" in fingerprint) == (path == "fast" and kind.name in KINDS)
 
 
 def test_weights_are_those_of_the_dequantized_blocks_bit_for_bit(tmp_path):

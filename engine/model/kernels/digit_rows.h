@@ -1,0 +1,175 @@
+// Activation rows as integers of 8 bits, for products with quantized weights. Knows no layer.
+//
+// A row is a sum of rows of digits. In each group of 32 inputs, the first digit of a value is the
+// value over the group's scale, rounded to -127 .. 127; the next digit is the rest in 254ths of
+// that scale, and so on. Products of integers are exact, so the result of a row depends neither on
+// other rows nor on the order in which integers are added.
+#pragma once
+
+#include <algorithm>
+
+#include "decoder.h"
+#include "rounded_rows.h"
+#include "team.h"
+#include "workspace.h"
+
+namespace quire {
+
+// Inputs that share a scale, and the 32-bit words that hold their digits.
+constexpr int64_t GROUP = 32, GROUP_WORDS = 8;
+// Most digits of a value; as many have the precision of float32.
+constexpr int64_t MAX_DIGITS = 3;
+// With at most this many rows, every thread computes the digits of all rows for itself: that is
+// faster than a barrier.
+constexpr int64_t OWN_DIGIT_ROWS = 4;
+
+typedef int8_t Bytes __attribute__((vector_size(16)));
+typedef int32_t PartIntegers __attribute__((vector_size(PART_BYTES)));
+
+// By how much the numbers of quantized weights are larger than what they stand for.
+inline int32_t offset_of(const QuireLinear& linear) {
+  return linear.has_minima ? 0 : 1 << (linear.bits - 1);
+}
+
+// What multiplies four numbers of 0 .. 255 by four digits and adds all products to each lane. Takes
+// FACTORS steps; step i adds factors[i] * columns(numbers, i).
+struct Dot {
+#if defined(__AVX512VNNI__)
+  static constexpr int FACTORS = 1;
+  static PartWords columns(PartWords numbers, int) { return numbers; }
+  static PartIntegers multiply(PartIntegers sum, uint32_t factors, PartWords columns) {
+    return (PartIntegers)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)columns,
+                                             _mm512_set1_epi32((int)factors));
+  }
+#else
+  // Without such an instruction, pairs of 16-bit integers are multiplied: the bytes 0 and 2, then
+  // the bytes 1 and 3.
+  static constexpr int FACTORS = 2;
+  static PartWords columns(PartWords numbers, int i) {
+    return (i == 0 ? numbers : numbers >> 8) & 0x00ff00ffu;
+  }
+  static PartIntegers multiply(PartIntegers sum, uint32_t factors, PartWords columns) {
+    const PartWords both = factors - PartWords{};
+#if defined(__AVX512BW__)
+    return sum + (PartIntegers)_mm512_madd_epi16((__m512i)both, (__m512i)columns);
+#elif defined(__AVX2__)
+    typedef short Shorts __attribute__((vector_size(32)));
+    return sum + (PartIntegers)__builtin_ia32_pmaddwd256((Shorts)both, (Shorts)columns);
+#elif defined(__SSE2__)
+    typedef short Shorts __attribute__((vector_size(16)));
+    return sum + (PartIntegers)__builtin_ia32_pmaddwd128((Shorts)both, (Shorts)columns);
+#else
+    return sum + ((PartIntegers)(both << 16) >> 16) * (PartIntegers)(columns & 0xffffu) +
+           ((PartIntegers)both >> 16) * (PartIntegers)(columns >> 16);
+#endif
+  }
+#endif
+};
+
+// The digits of one group of a row.
+struct DigitGroup {
+  uint32_t factors[GROUP_WORDS][Dot::FACTORS];
+  float scale;
+  float sum;      // Of the digits, times the scale: what a minimum of weights is multiplied by.
+  int32_t start;  // What sums of products begin with: the share of the numbers' offset.
+};
+
+struct DigitRows {
+  const DigitGroup* rows;  // [rows][digits][groups].
+  int64_t groups, digits, count;
+  int64_t first_row = 0;  // Index of the first of these rows in the product.
+
+  const DigitGroup* at(int64_t row) const { return rows + row * digits * groups; }
+  DigitRows part(const Share& share) const {
+    return {at(share.first), groups, digits, share.last - share.first, first_row + share.first};
+  }
+};
+
+// The digits of 32 values, in `digits` groups that are `stride` apart.
+inline void split_group(Vector first, Vector second, int32_t offset, int64_t digits, int64_t stride,
+                        DigitGroup* to) {
+  // Compared as integers, a NaN is larger than infinity, and infinity is larger than all others.
+  const Integers a = (Integers)absolute(first), b = (Integers)absolute(second);
+  const Integers largest = a > b ? a : b;
+  int32_t bits = 0;
+  for (int lane = 0; lane < LANES; lane++) bits = std::max(bits, (int32_t)largest[lane]);
+  float highest;
+  std::memcpy(&highest, &bits, sizeof highest);
+  // Below 1e-30 a group is zero, and its scale has an inverse otherwise.
+  float scale = highest < 1e-30f ? 0.0f : highest / 127.0f;
+  float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+  for (int64_t d = 0; d < digits; d++, to += stride) {
+    const Vector x = round_to_integer(first * inverse), y = round_to_integer(second * inverse);
+    first -= x * scale;
+    second -= y * scale;
+    const float total = sum_of(x + y);
+    to->scale = scale;
+    to->sum = total * scale;
+    to->start = -offset * (int32_t)total;
+    uint32_t words[GROUP_WORDS];
+    store(words, __builtin_convertvector(__builtin_convertvector(x, Integers), Bytes));
+    store(words + GROUP_WORDS / 2,
+          __builtin_convertvector(__builtin_convertvector(y, Integers), Bytes));
+    for (int64_t word = 0; word < GROUP_WORDS; word++) {
+      if constexpr (Dot::FACTORS == 1) {
+        to->factors[word][0] = words[word];
+      } else {
+        int8_t bytes[4];
+        std::memcpy(bytes, words + word, sizeof bytes);
+        for (int i = 0; i < 2; i++)
+          to->factors[word][i] = (uint32_t)(uint16_t)bytes[i] | (uint32_t)(uint16_t)bytes[i + 2]
+                                                                    << 16;
+      }
+    }
+    scale /= 254.0f;
+    inverse *= 254.0f;
+  }
+}
+
+// The digits of the rows of products, in memory of a step.
+template <class Row>
+class DigitWriter {
+ public:
+  explicit DigitWriter(int64_t digits) : digits_(digits) {}
+
+  // Requests memory for `rows` rows of any of the products.
+  template <class Products>
+  void lay_out(Workspace& workspace, const Products& products, int64_t rows, int64_t threads) {
+    int64_t groups = 0;  // Of a row, for all digits.
+    for (const auto& product : products)
+      if (product.linear.bits > 0)
+        groups = std::max(groups, product.linear.inputs / GROUP * digits_);
+    own_stride_ = std::min(rows, OWN_DIGIT_ROWS) * groups;
+    if (groups > 0) workspace.add(&groups_, std::max(rows * groups, threads * own_stride_));
+  }
+
+  // The digits of `count` rows, to be multiplied by quantized weights. All threads must call this.
+  DigitRows of(const RoundedRows<Row>& from, int64_t count, const QuireLinear& linear, Team& team,
+               int member) const {
+    const int64_t groups = linear.inputs / GROUP;
+    const int32_t offset = offset_of(linear);
+    const bool own = count <= OWN_DIGIT_ROWS;
+    DigitGroup* const to = groups_ + (own ? member * own_stride_ : 0);
+    const Share mine = own ? Share(0, count) : Share(count, member, team.size());
+    for (int64_t r = mine.first; r < mine.last; r++)
+      split_row(from.at(r), groups, offset, to + r * digits_ * groups);
+    if (!own) team.barrier();
+    return {to, groups, digits_, count};
+  }
+
+ private:
+  void split_row(const RoundedRow<Row>& row, int64_t groups, int32_t offset, DigitGroup* to) const {
+    const auto value = [&](int64_t i) {
+      const Vector high = Row::widen16(row.values + i);
+      return row.low != nullptr ? high + Row::widen16(row.low + i) : high;
+    };
+    for (int64_t g = 0; g < groups; g++)
+      split_group(value(g * GROUP), value(g * GROUP + LANES), offset, digits_, groups, to + g);
+  }
+
+  const int64_t digits_;
+  int64_t own_stride_ = 0;
+  DigitGroup* groups_ = nullptr;
+};
+
+}  // namespace quire

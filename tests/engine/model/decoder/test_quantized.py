@@ -1,0 +1,185 @@
+"""Quantized weights of GGUF files on the fast path: kept as they are stored, and computed alike.
+
+That the tokens are those of `generate` with the dequantized weights is tested with the files, in
+tests/engine/model/wide/test_gguf.py.
+"""
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+
+from engine.model.checks.probe import probe
+from engine.model.decoder import native_weights
+from engine.model.decoder.decoder_config import read_config
+from engine.model.decoder.decoder_weights import read_weights
+from engine.model.decoder.native_decoder import NativeDecoder
+from engine.model.device.weight_files import WeightFiles
+from engine.model.kernels.build import VARIANTS, best_variant
+from engine.model.wide.gguf_blocks import KINDS
+from engine.model.wide.loader import load_model
+from tests.engine.model.builders import generate, make_prompt, make_runner, requests_of
+from tests.engine.model.decoder.test_kernels import runnable
+from tests.engine.model.decoders import run_steps
+from tests.engine.model.gguf_files import tiny_model, write_gguf
+
+DTYPES = ("float32", "bfloat16")
+#: Types of the matrices of one file: parts of fused ones differ, and some are not quantized.
+MIXED = {"attn_v": Type.Q8_0, "ffn_up": Type.Q5_1, "attn_output": Type.F32, "token_embd": Type.Q8_0}
+#: Files by model, type of the matrices, and exceptions.
+FILES = {
+    "untied": ("llama", Type.Q4_0, {}),
+    "tied": ("llama tied", Type.Q4_1, {"token_embd": Type.Q8_0}),
+    "mixed": ("qwen2", Type.Q4_0, MIXED),
+    "norms": ("gemma3", Type.Q8_0, {}),
+}
+PROMPTS = [make_prompt(100, salt=1), make_prompt(40, salt=2), make_prompt(7, salt=3)]
+ALONE = [[100, 0, 0], [0, 40, 0], [0, 0, 7]]
+CHUNKED = [[90, 33, 0], [7, 1, 6], [1, 1, 1], [1, 1, 0], [1, 4, 0]]
+
+
+class Subject:
+    """A file's model in the compiled form, with its weights as they are stored and without."""
+
+    def __init__(self, file, dtype: str) -> None:
+        loaded = load_model(file, dtype=dtype)
+        self.dtype, self.stored = loaded.dtype, loaded.stored
+        self.wide = probe(loaded.model, max_model_len=loaded.max_model_len)
+        self.config = read_config(self.wide)
+
+    def native(self, *, stored=None, variant=None, files=None) -> NativeDecoder:
+        stored = self.stored if stored is None else stored
+        weights = read_weights(self.config, self.wide.model.state_dict(), stored)
+        variant = variant or best_variant()
+        return NativeDecoder(self.config, weights, variant=variant, weight_files=files)
+
+    def logits(self, model, steps) -> list[torch.Tensor]:
+        prompts = [[token % self.config.vocab_size for token in prompt] for prompt in PROMPTS]
+        return run_steps(model, prompts, steps, dtype=self.dtype)
+
+
+@pytest.fixture(scope="module")
+def file_of(tmp_path_factory):
+    folder, written = tmp_path_factory.mktemp("files"), {}
+
+    def file(name: str):
+        if name not in written:
+            model, kind, kinds = FILES[name]
+            path = folder / f"{name}.gguf"
+            written[name] = write_gguf(tiny_model(model), path, kind=kind, kinds=kinds)
+        return written[name]
+
+    return file
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_token_s_logits_are_the_same_alone_batched_and_chunked_bit_for_bit(name, dtype, file_of):
+    subject = Subject(file_of(name), dtype)
+    native = subject.native()
+    assert "-int8x" in native.name
+    alone = subject.logits(native, ALONE)
+    before = torch.get_num_threads()
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        try:
+            for steps in ([[100, 40, 7]], CHUNKED):
+                assert all(map(torch.equal, subject.logits(native, steps), alone))
+        finally:
+            torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logits_are_as_close_to_the_exact_ones_as_those_of_dequantized_weights(
+    name, dtype, file_of
+):
+    subject = Subject(file_of(name), dtype)
+    forms = (subject.native(), subject.native(stored={}))
+    assert "-int8x" not in forms[1].name
+    found = [torch.cat(subject.logits(form, CHUNKED)) for form in forms]
+    exact = Subject(file_of(name), "float32")
+    expected = torch.cat(exact.logits(exact.wide, CHUNKED))
+    errors = [(one - expected).norm(dim=-1) / expected.norm(dim=-1) for one in found]
+    assert float(errors[0].median()) < (5e-6 if dtype == "float32" else 6e-2)
+    # Rounded inputs are what distinguishes them; more digits than needed would be slower.
+    assert float(errors[0].median()) < 3 * float(errors[1].median())
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+def test_every_variant_computes_the_same_model_from_quantized_weights(variant, file_of):
+    if not runnable(variant):
+        pytest.skip(f"this processor cannot run {variant.name}")
+    subject = Subject(file_of("mixed"), "float32")
+    found, expected = (
+        torch.cat(subject.logits(form, [[100, 40, 7]]))
+        for form in (subject.native(variant=variant), subject.wide)
+    )
+    assert float(((found - expected).norm(dim=-1) / expected.norm(dim=-1)).max()) < 5e-5
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_preempted_and_resumed_tokens_are_those_of_a_request_alone(dtype, file_of):
+    prompts = [[3 + token % 250 for token in make_prompt(n, salt=n)] for n in (3, 17, 40)]
+    runner = make_runner(file_of("tied"), dtype=dtype)
+    alone = {}
+    for request in requests_of(prompts, max_tokens=10):
+        alone |= generate(runner, [request]).tokens
+    assert generate(runner, requests_of(prompts, max_tokens=10)).tokens == alone
+    for mode in ("recompute", "swap"):
+        scarce = {"num_blocks": 16, "enable_prefix_caching": False}
+        found = generate(
+            runner, requests_of(prompts, max_tokens=10), preemption_mode=mode, **scarce
+        )
+        assert getattr(found.snapshot, f"preemptions_{mode}") > 0
+        assert found.tokens == alone
+    published = {name: tokens[:5] for name, tokens in alone.items()}
+    resumed = generate(runner, requests_of(prompts, max_tokens=10, published=published))
+    assert resumed.tokens == {name: tokens[5:] for name, tokens in alone.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_have_the_values_that_the_library_reads_bit_for_bit(kind, tmp_path):
+    file = write_gguf(tiny_model("llama"), tmp_path / "m.gguf", kind=Type[kind])
+    loaded = load_model(file)
+    state = loaded.model.state_dict()
+    assert len(loaded.stored) == 2 + 2 * 7
+    for name, blocks in loaded.stored.items():
+        assert torch.equal(blocks.unpacked().dequantized(), state[name]), name
+
+
+def test_blocks_of_other_values_than_the_model_s_are_not_kept(file_of, caplog):
+    subject = Subject(file_of("untied"), "float32")
+    name = "model.layers.0.mlp.down_proj.weight"
+    wrong = replace(subject.stored[name], blocks=subject.stored[name].blocks.flip(0))
+    with caplog.at_level(logging.WARNING):
+        native = subject.native(stored={name: wrong})
+    assert "its blocks have other values" in caplog.text
+    assert "-int8x" not in native.name
+    expected = subject.logits(subject.native(stored={}), ALONE)
+    assert all(map(torch.equal, subject.logits(native, ALONE), expected))
+
+
+def test_the_form_is_in_the_fingerprint(file_of):
+    facts = make_runner(file_of("untied")).config_facts
+    assert f"-decoder-{best_variant().name}-int8x3-" in facts.fingerprint
+
+
+def test_memory_is_that_of_the_file_and_shared_files_hold_it_once(file_of, tmp_path):
+    subject = Subject(file_of("untied"), "float32")
+    files = WeightFiles(tmp_path / "shared", 1 << 30)
+    plain = subject.logits(subject.native(), ALONE)
+    shared = [subject.native(files=files) for _ in range(2)]
+    for native in shared:
+        assert all(map(torch.equal, subject.logits(native, ALONE), plain))
+    (written,) = (tmp_path / "shared").glob("*.weights")
+    stored = sum(blocks.blocks.nbytes for blocks in subject.stored.values())
+    assert written.stat().st_size < 1.3 * stored
+
+
+def test_weights_that_a_faster_unit_multiplies_are_not_kept(file_of, monkeypatch):
+    monkeypatch.setattr(native_weights, "MATRIX_UNIT", best_variant().name)
+    assert "-int8x" not in Subject(file_of("untied"), "bfloat16").native().name
+    assert "-int8x3" in Subject(file_of("untied"), "float32").native().name
