@@ -111,7 +111,8 @@ test-vllm: $(VLLM_VENV)/installed ## the native engine against vLLM: same tokens
 	@# Again with vLLM's second runner. The last file loads a model that is collected, and its state with it.
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=1 VLLM_LOGGING_LEVEL=WARNING VLLM_USE_V2_MODEL_RUNNER=1 \
 		$(VLLM_VENV)/bin/python -m pytest $(ARGS) tests/service/worker/vllm/test_both_engines.py \
-		tests/service/worker/vllm/test_second_runner.py tests/service/worker/vllm/test_prompt_logprobs.py
+		tests/service/worker/vllm/test_second_runner.py tests/service/worker/vllm/test_ranks.py \
+		tests/service/worker/vllm/test_prompt_logprobs.py
 
 env: $(VENV)/dev.installed ## create the environment of tests and checks
 

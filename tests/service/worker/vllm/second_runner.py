@@ -6,22 +6,25 @@ order.
 """
 
 import os
-from types import SimpleNamespace
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
-
-class _Driver:
-    @staticmethod
-    def is_active() -> bool:
-        return True
+_INTERPRETED = Path(__file__).parent / "interpreted"
 
 
 def use_second_runner() -> None:
-    """Let vLLM choose its second runner in this process; call it before vLLM is imported."""
-    os.environ |= {"VLLM_USE_V2_MODEL_RUNNER": "1", "TRITON_INTERPRET": "1"}
-    from triton.backends import backends
-
-    backends["cpu"] = SimpleNamespace(driver=_Driver, compiler=None)
+    """Let vLLM choose it here and in the ranks; call it before vLLM is imported."""
+    path = os.pathsep.join(filter(None, [str(_INTERPRETED), os.environ.get("PYTHONPATH")]))
+    os.environ |= {
+        "VLLM_USE_V2_MODEL_RUNNER": "1",
+        "TRITON_INTERPRET": "1",
+        "PYTHONPATH": path,
+        # torch's compiler asks Triton for a target, which the interpreter does not have.
+        "TORCHDYNAMO_DISABLE": "1",
+        "VLLM_USE_AOT_COMPILE": "0",
+    }
+    import_module("tests.service.worker.vllm.interpreted.sitecustomize")
     from vllm.platforms.cpu import CpuPlatform
 
     check = CpuPlatform.check_and_update_config
