@@ -46,7 +46,7 @@ class _Linked:
         super().__init__(*args, **options)
         self.last_step = NOTHING
         #: By vLLM's id.
-        self.constrained: dict[str, Constrained] = {}
+        self.constrained: dict[str, ConstrainedRequest] = {}
         #: The most tokens of a prompt that may come from the cache, by vLLM's id, for those that
         #: are to be scored.
         self.max_cached: dict[str, int] = {}
@@ -107,7 +107,7 @@ class LinkedAsyncScheduler(_Linked, AsyncScheduler):
     """Plans a step while one is in flight."""
 
 
-class Constrained:
+class ConstrainedRequest:
     """A request with a constraint; its tokens are those that vLLM knows."""
 
     def __init__(self, request: Request, constraint: GuardedConstraint) -> None:
@@ -199,7 +199,7 @@ class VllmBackend:
         self._ids[request.request_id] = internal
         self._requests[request.request_id] = request
         if guarded:
-            self._scheduler.constrained[internal] = Constrained(request, guarded)
+            self._scheduler.constrained[internal] = ConstrainedRequest(request, guarded)
         if row.wants_scores:
             self._scheduler.max_cached[internal] = request.max_cached_tokens
 

@@ -14,7 +14,7 @@ from vllm.v1.sample.logits_processor import BatchUpdate, LogitsProcessor, MoveDi
 
 from engine.model.device.transfer import index_on
 from engine.vllm.row import EXTRA_ARG, NOTHING_TO_SAY, Row, Scores
-from engine.vllm.sampling import Drawn, RowSampler, attach_report
+from engine.vllm.sampling import DrawnStep, RowSampler, attach_report
 from engine.vllm.scorer import Piece, piece_of
 
 
@@ -86,7 +86,9 @@ class QuireSampler(RowSampler, LogitsProcessor):
         """Choose the tokens of [rows, vocabulary], and make their logits the largest, in place."""
         if self._in_order is None or len(self._in_order) != len(logits):
             self._in_order = [self._rows[index] for index in range(len(logits))]
-        chosen, _, self._report = Drawn(self._in_order, self._draw(logits, self._in_order)).wait()
+        chosen, _, self._report = DrawnStep(
+            self._in_order, self._draw(logits, self._in_order)
+        ).wait()
         valid = [max(token, 0) for token in chosen]
         logits.scatter_(1, index_on(valid, logits.device)[:, None], float("inf"))
         return logits

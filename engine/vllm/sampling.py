@@ -21,7 +21,7 @@ REPORT = "quire_report"
 EOS_KEY = "quire_eos_token_ids"
 
 
-class Drawn:
+class DrawnStep:
     """The tokens that one step has drawn; only `wait` waits for the device."""
 
     def __init__(self, rows: Sequence[Row], draws: Draws) -> None:

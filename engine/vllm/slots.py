@@ -21,7 +21,7 @@ from vllm.v1.worker.gpu.sample.logits_processor import (
 )
 
 from engine.vllm.row import EXTRA_ARG, Row, Scores
-from engine.vllm.sampling import Drawn, RowSampler, attach_report
+from engine.vllm.sampling import DrawnStep, RowSampler, attach_report
 from engine.vllm.scorer import Piece, piece_of
 
 
@@ -55,7 +55,7 @@ class SlotSampler(RowSampler, LogitsProcessor):
         self._tokens: dict[int, SlotTokens] = {}
         #: Slots whose prompts are to be scored.
         self._scoring: set[int] = set()
-        self._drawn: Drawn | None = None
+        self._drawn: DrawnStep | None = None
 
     def add_request(self, req_idx: int, sampling_params: Any) -> bool:
         """See vLLM's LogitsProcessor. Only requests that warm vLLM up have no Row."""
@@ -96,7 +96,7 @@ class SlotSampler(RowSampler, LogitsProcessor):
         rows = [self._rows[slot] for slot in slots]
         self._scoring = {slot for slot in self._scoring if self._rows[slot].wants_scores}
         draws = self._draw(logits, rows)
-        self._drawn = Drawn(rows, draws)
+        self._drawn = DrawnStep(rows, draws)
         # A row may have numbers that are none, behind which vLLM would find no token.
         return logits.zero_().scatter_(1, draws.guesses()[:, None], 1.0)
 
@@ -112,7 +112,7 @@ class TellingOutput(AsyncModelRunnerOutput):
     """vLLM's output of a step in flight, with the right tokens and the report of the sampler."""
 
     def __init__(
-        self, output: AsyncModelRunnerOutput, drawn: Drawn, scores: Mapping[str, Scores]
+        self, output: AsyncModelRunnerOutput, drawn: DrawnStep, scores: Mapping[str, Scores]
     ) -> None:
         self._output, self._drawn, self._scores = output, drawn, scores
 

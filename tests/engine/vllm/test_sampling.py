@@ -10,7 +10,7 @@ from engine.model.sampling.sampler import Sampler, guess_of
 from engine.request import Request
 from engine.sampling_params import SamplingParams
 from engine.vllm.row import NOTHING_TO_SAY, Row
-from engine.vllm.sampling import EOS_KEY, REPORT, Drawn, RowSampler, attach_report
+from engine.vllm.sampling import EOS_KEY, REPORT, DrawnStep, RowSampler, attach_report
 
 VOCAB = 60
 
@@ -33,7 +33,7 @@ def test_a_wrong_guess_is_told_with_its_token_and_a_right_one_is_not():
     draws = Sampler(frozenset(), max_candidates=2).draw(logits(40), made)
     guesses = draws.guesses().tolist()
     assert guesses == [guess_of(token) for token in draws.tokens.tolist()]
-    tokens, wrong, report = Drawn(made, draws).wait()
+    tokens, wrong, report = DrawnStep(made, draws).wait()
     assert tokens == expected
     assert wrong == {at: token for at, token in enumerate(expected) if token != guesses[at]}
     assert 0 < len(wrong) < 40
@@ -47,14 +47,14 @@ def test_a_row_without_a_token_is_broken_and_its_guess_is_in_the_vocabulary():
     values[1] = math.nan
     draws = Sampler(frozenset()).draw(values, made)
     assert draws.guesses().tolist() == [draws.tokens[0].item(), 0]
-    tokens, wrong, report = Drawn(made, draws).wait()
+    tokens, wrong, report = DrawnStep(made, draws).wait()
     assert (tokens[1], wrong, report.broken) == (BROKEN, {}, {"1"})
 
 
 def test_log_probabilities_are_those_of_the_token_and_not_of_a_wrong_guess():
     made = rows(40, temperature=1.0, top_p=0.99, logprobs=0)
     draws = Sampler(frozenset(), max_candidates=2).draw(logits(40), made)
-    tokens, wrong, report = Drawn(made, draws).wait()
+    tokens, wrong, report = DrawnStep(made, draws).wait()
     expected = logits(40).log_softmax(dim=-1)
     assert wrong
     for at, row in enumerate(made):
@@ -79,7 +79,7 @@ def test_drawing_reads_nothing_from_the_device(sampling):
     made = rows(3, **sampling)
     draws = sampler._draw(torch.empty(3, VOCAB, device="meta"), made)
     assert draws.guesses().shape == (3,)
-    drawn = Drawn(made, draws)
+    drawn = DrawnStep(made, draws)
     with pytest.raises(NotImplementedError):
         drawn.wait()
 
