@@ -50,6 +50,28 @@ def test_no_function_is_longer_than_a_screen_and_a_half():
     assert long == {}
 
 
+def names_of_two_classes(package: Path) -> set[str]:
+    """The public classes that more than one module of a package defines under the same name."""
+    names = Counter(
+        node.name
+        for path in package.rglob("*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    return {name for name, count in names.items() if count > 1}
+
+
+@pytest.mark.parametrize("package", ["quire", "engine", "service"])
+def test_no_two_classes_of_a_package_have_one_name(package):
+    assert names_of_two_classes(ROOT / package) == set()
+
+
+def test_two_classes_of_one_name_are_found(tmp_path):
+    (tmp_path / "one.py").write_text("class Turn: pass\nclass _Own: pass\n")
+    (tmp_path / "two.py").write_text("class Turn: pass\nclass _Own: pass\n")
+    assert names_of_two_classes(tmp_path) == {"Turn"}
+
+
 @pytest.mark.parametrize(("where", "most"), ONE_SCREEN.items(), ids=str)
 def test_the_page_that_tells_the_story_fits_a_screen(where, most):
     file, name = where
