@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import ParamSpec, TypeVar
 
 _Item = TypeVar("_Item")
@@ -20,6 +20,18 @@ lock = threading.Lock
 
 #: The results of all calls; each is made when its turn has come.
 all_of = list_of = list
+
+
+@contextmanager
+def if_free(lock: threading.Lock) -> Iterator[bool]:
+    """A context that holds the lock if nobody else does, and tells whether. Waits for nobody."""
+    # A look before a blocking call would not do: another thread may come between.
+    is_ours = lock.acquire(blocking=False)
+    try:
+        yield is_ours
+    finally:
+        if is_ours:
+            lock.release()
 
 
 def limited(_number: int) -> AbstractContextManager[object]:

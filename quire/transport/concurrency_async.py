@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import TypeVar
 
 from quire.errors import QuireError
@@ -24,6 +24,16 @@ lock = asyncio.Lock
 
 #: Calls a function in a thread, because it takes long.
 aside = asyncio.to_thread
+
+
+@asynccontextmanager
+async def if_free(lock: asyncio.Lock) -> AsyncIterator[bool]:
+    """A context that holds the lock if nobody else does, and tells whether. Waits for nobody."""
+    if lock.locked():
+        yield False
+    else:
+        async with lock:
+            yield True
 
 
 def limited(number: int) -> AbstractAsyncContextManager[object]:

@@ -33,6 +33,8 @@ class FakeNode:
     #: How often each command was sent, by the name of the command.
     commands: Counter[str] = field(default_factory=Counter)
     num_connections: int = 0
+    #: The nodes whose slots it tells; None for all nodes.
+    knows: list[FakeNode] | None = None
 
     def __post_init__(self) -> None:
         server = fakeredis.FakeServer(version=(7, 0))
@@ -68,6 +70,11 @@ class FakeNodes:
     @property
     def url(self) -> str:
         return f"redis+cluster://127.0.0.1:{self.nodes[0].port}/"
+
+    @property
+    def url_of_all(self) -> str:
+        hosts = ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+        return f"redis+cluster://{hosts}/"
 
     def __enter__(self) -> FakeNodes:
         for node in self.nodes:
@@ -131,13 +138,16 @@ class FakeNodes:
             name = words[0].upper().decode()
             node.commands[name] += 1
             if name == "CLUSTER":
-                reply = _encoded([self._row_of(one) for one in self.nodes])
+                reply = _encoded([self._row_of(one) for one in self._known_to(node)])
             elif name == "CLIENT":
                 reply = b"+OK\r\n"
             else:
                 reply = node.reply_to(words)
             connection.sendall(reply)
         return bool(received)
+
+    def _known_to(self, node: FakeNode) -> list[FakeNode]:
+        return self.nodes if node.knows is None else node.knows
 
     def _row_of(self, node: FakeNode) -> list[Any]:
         # As CLUSTER SLOTS has it.

@@ -14,6 +14,7 @@ without a key to any node.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,7 +35,7 @@ from quire.transport.cluster.redirects import (
     slot_of,
     unusable,
 )
-from quire.transport.concurrency import lock
+from quire.transport.concurrency import if_free, lock
 from quire.transport.urls import (
     CLUSTER_SCHEMES,
     addresses_of,
@@ -86,8 +87,7 @@ class Nodes:
 
     def pool_of(self, slot: int | None) -> Any:
         """The pool of the node that owns the slot; None for any master. RedisError."""
-        owners = self._current()
-        return self.pool_at(*owners.of(slot))
+        return self.pool_at(*self._owner_of(slot))
 
     def pool_at(self, host: str, port: int) -> Any:
         """The pool of the node at this address, known or not."""
@@ -99,7 +99,7 @@ class Nodes:
 
     def name_of(self, slot: int) -> str:
         """`host:port` of the node that owns the slot. RedisError."""
-        host, port = (self._current()).of(slot)
+        host, port = self._owner_of(slot)
         return f"{host}:{port}"
 
     def known_name_of(self, slot: int) -> str:
@@ -128,29 +128,52 @@ class Nodes:
         for pool in list(self._pools.values()):
             pool.disconnect()
 
+    def _owner_of(self, slot: int | None) -> Address:
+        owners = self._current()
+        try:
+            return owners.of(slot)
+        except OF_THE_NODE:
+            self.doubt()
+            raise
+
     def _current(self) -> Owners:
         if self._owners is None:
             with self._asking:
                 if self._owners is None:
                     self._owners = self._asked()
-        elif self._doubt.is_due and not self._asking.locked():
-            with self._asking:
-                if self._doubt.is_due:
+        elif self._doubt.is_due:
+            with if_free(self._asking) as is_ours:
+                if is_ours and self._doubt.is_due:
                     with self._doubt.settling():
                         self._owners = self._asked()
         return self._owners
 
     def _asked(self) -> Owners:
-        """What the first node tells that answers: the known ones, and those that the url names."""
+        """What the first node tells that knows an owner of every slot, or else the most owners.
+
+        Asks the known nodes and those that the url names. RedisError if none knows any owner.
+        """
         known = self._owners.nodes if self._owners else ()
-        errors: list[RedisError] = []
-        for host, port in dict.fromkeys([*known, *self._named]):
+        nodes = list(dict.fromkeys([*known, *self._named]))
+        # Otherwise a node that hangs, or that the others have replaced, could always be the first.
+        random.shuffle(nodes)
+        most = Owners((), asked="")
+        errors: list[RedisError] = [ClusterDownError("no node owns a slot")]
+        for host, port in nodes:
             node: Any = redis.Redis(connection_pool=self.pool_at(host, port))
             try:
-                return Owners(node.execute_command("CLUSTER SLOTS"), asked=host)
+                told = Owners(node.execute_command("CLUSTER SLOTS"), asked=host)
             except RedisError as error:
                 errors.append(error)
-        raise unusable(errors)
+                continue
+            if told.is_whole:
+                return told
+            most = max(most, told, key=lambda owners: len(owners.by_slot))
+        if not most.by_slot:
+            raise unusable(errors)
+        # Those that it does not know may know more the next time.
+        most.nodes += nodes
+        return most
 
 
 class _SlotPool(ConnectionPool):

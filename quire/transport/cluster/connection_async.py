@@ -13,6 +13,7 @@ without a key to any node.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,7 +34,7 @@ from quire.transport.cluster.redirects import (
     slot_of,
     unusable,
 )
-from quire.transport.concurrency_async import lock
+from quire.transport.concurrency_async import if_free, lock
 from quire.transport.urls import (
     CLUSTER_SCHEMES,
     addresses_of,
@@ -85,8 +86,7 @@ class AsyncNodes:
 
     async def pool_of(self, slot: int | None) -> Any:
         """The pool of the node that owns the slot; None for any master. RedisError."""
-        owners = await self._current()
-        return self.pool_at(*owners.of(slot))
+        return self.pool_at(*await self._owner_of(slot))
 
     def pool_at(self, host: str, port: int) -> Any:
         """The pool of the node at this address, known or not."""
@@ -98,7 +98,7 @@ class AsyncNodes:
 
     async def name_of(self, slot: int) -> str:
         """`host:port` of the node that owns the slot. RedisError."""
-        host, port = (await self._current()).of(slot)
+        host, port = await self._owner_of(slot)
         return f"{host}:{port}"
 
     def known_name_of(self, slot: int) -> str:
@@ -127,29 +127,52 @@ class AsyncNodes:
         for pool in list(self._pools.values()):
             await pool.disconnect()
 
+    async def _owner_of(self, slot: int | None) -> Address:
+        owners = await self._current()
+        try:
+            return owners.of(slot)
+        except OF_THE_NODE:
+            self.doubt()
+            raise
+
     async def _current(self) -> Owners:
         if self._owners is None:
             async with self._asking:
                 if self._owners is None:
                     self._owners = await self._asked()
-        elif self._doubt.is_due and not self._asking.locked():
-            async with self._asking:
-                if self._doubt.is_due:
+        elif self._doubt.is_due:
+            async with if_free(self._asking) as is_ours:
+                if is_ours and self._doubt.is_due:
                     with self._doubt.settling():
                         self._owners = await self._asked()
         return self._owners
 
     async def _asked(self) -> Owners:
-        """What the first node tells that answers: the known ones, and those that the url names."""
+        """What the first node tells that knows an owner of every slot, or else the most owners.
+
+        Asks the known nodes and those that the url names. RedisError if none knows any owner.
+        """
         known = self._owners.nodes if self._owners else ()
-        errors: list[RedisError] = []
-        for host, port in dict.fromkeys([*known, *self._named]):
+        nodes = list(dict.fromkeys([*known, *self._named]))
+        # Otherwise a node that hangs, or that the others have replaced, could always be the first.
+        random.shuffle(nodes)
+        most = Owners((), asked="")
+        errors: list[RedisError] = [ClusterDownError("no node owns a slot")]
+        for host, port in nodes:
             node: Any = redis.asyncio.Redis(connection_pool=self.pool_at(host, port))
             try:
-                return Owners(await node.execute_command("CLUSTER SLOTS"), asked=host)
+                told = Owners(await node.execute_command("CLUSTER SLOTS"), asked=host)
             except RedisError as error:
                 errors.append(error)
-        raise unusable(errors)
+                continue
+            if told.is_whole:
+                return told
+            most = max(most, told, key=lambda owners: len(owners.by_slot))
+        if not most.by_slot:
+            raise unusable(errors)
+        # Those that it does not know may know more the next time.
+        most.nodes += nodes
+        return most
 
 
 class _SlotPool(ConnectionPool):

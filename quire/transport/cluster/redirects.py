@@ -28,6 +28,9 @@ from redis.utils import str_if_bytes
 #: The host and the port of a node.
 Address = tuple[str, int]
 
+#: How many slots a cluster has.
+NUM_SLOTS = 16384
+
 #: After so many redirections of one command, the caller pauses before the next.
 MAX_REDIRECTS = 5
 
@@ -103,6 +106,11 @@ class Owners:
             found = [(str_if_bytes(host) or asked, int(port)) for host, port, *_ in nodes]
             self.nodes += found
             self.by_slot.update(dict.fromkeys(range(first, last + 1), found[0]))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each slot has an owner."""
+        return len(self.by_slot) == NUM_SLOTS
 
     def of(self, slot: int | None) -> Address:
         """The owner of the slot; None for any master. RedisError if it has none."""
