@@ -233,7 +233,7 @@ class Client:
         """Submits the requests and waits for all. If one fails, the others are cancelled."""
         handles, timer = self.submit_many(requests), Timer(timeout)
         try:
-            return all_of(one.result(timeout=timer.left(one.request_id)) for one in handles)
+            return all_of(one.result(timeout=timer.left) for one in handles)
         except RequestFailed:
             for one in handles:
                 with contextlib.suppress(QuireError):

@@ -233,7 +233,7 @@ class AsyncClient:
         """Submits the requests and waits for all. If one fails, the others are cancelled."""
         handles, timer = await self.submit_many(requests), Timer(timeout)
         try:
-            return await all_of(one.result(timeout=timer.left(one.request_id)) for one in handles)
+            return await all_of(one.result(timeout=timer.left) for one in handles)
         except RequestFailed:
             for one in handles:
                 with contextlib.suppress(QuireError):

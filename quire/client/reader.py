@@ -36,6 +36,7 @@ from quire.queue.publish.waits import (
 from quire.queue.reader import Reader
 from quire.transport.procedure import run, send
 from quire.transport.retrying import MAX_CALLS, Retrying
+from quire.wire.output import State
 
 #: After how long without a wait the reading thread ends.
 IDLE_SECONDS = 1.0
@@ -53,13 +54,22 @@ class SharedReadsBroker(Broker):
         _BROKERS.add(self)
 
     def _begin(self) -> None:
+        seconds = self._retrying.seconds
+        # Short reads take turns, or a thousand threads would open as many connections. Scripts have
+        # their own Retrying: a submit waits for no reader, and the reading thread for nobody.
+        self._retrying = Retrying(seconds, self.connection)
         self._retrying.turns = threading.BoundedSemaphore(MAX_CALLS)
         self._reader = _Reader(
             self.connection,
             self.keys,
             longest_block=self._longest_block,
-            retrying=self._retrying,
+            retrying=Retrying(seconds, self.connection),
         )
+
+    def end_overdue(self, request_ids: Sequence[str]) -> dict[str, State]:
+        """See `Producer.end_overdue`. Takes turns: many readers may call it at once."""
+        with self._retrying.turns:
+            return super().end_overdue(request_ids)
 
 
 class _Reader(Reader):

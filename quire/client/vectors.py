@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.errors import InvalidRequest, ProtocolError, WaitTimeout
+from quire.errors import InvalidRequest, ProtocolError
 from quire.wire.arguments import RequestArguments, RequestOptions
 from quire.wire.choices import id_of
 from quire.wire.codec import is_token_ids
@@ -111,11 +111,7 @@ class Timer:
     def __init__(self, timeout: float | None) -> None:
         self._ends = None if timeout is None else time.monotonic() + timeout
 
-    def left(self, request_id: str) -> float | None:
-        """The seconds left; None for no limit. WaitTimeout when none are left."""
-        if self._ends is None:
-            return None
-        left = self._ends - time.monotonic()
-        if left <= 0:
-            raise WaitTimeout(request_id)
-        return left
+    @property
+    def left(self) -> float | None:
+        """The seconds left; None for no limit. With 0 left, a wait still finds what is there."""
+        return None if self._ends is None else max(0.0, self._ends - time.monotonic())

@@ -22,6 +22,7 @@ from quire.queue.shard import Shard
 from quire.queue.streams import at_most
 from quire.queue.workers.absence import absence
 from quire.queue.workers.workers import WorkerInfo, workers
+from quire.transport.retrying import Retrying
 
 
 class Side(Shard):
@@ -75,7 +76,8 @@ class Side(Shard):
             self.connection,
             self.keys,
             longest_block=self._longest_block,
-            retrying=self._retrying,
+            # With turns of its own: the reads of all streams must not wait behind submits.
+            retrying=Retrying(retry_seconds, self.connection),
         )
 
     def close(self) -> None:

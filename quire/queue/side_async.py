@@ -21,6 +21,7 @@ from quire.queue.shard_async import AsyncShard
 from quire.queue.streams import at_most
 from quire.queue.workers.absence import absence
 from quire.queue.workers.workers import WorkerInfo, workers
+from quire.transport.retrying_async import AsyncRetrying
 
 
 class AsyncSide(AsyncShard):
@@ -75,7 +76,8 @@ class AsyncSide(AsyncShard):
             self.connection,
             self.keys,
             longest_block=self._longest_block,
-            retrying=self._retrying,
+            # With turns of its own: the reads of all streams must not wait behind submits.
+            retrying=AsyncRetrying(retry_seconds, self.connection),
         )
 
     async def close(self) -> None:

@@ -64,8 +64,9 @@ async def heeding_cancels(awaitable: Awaitable[_Item]) -> _Item:
 
 async def all_of(calls: Iterable[Awaitable[_Item]]) -> list[_Item]:
     """The results of all calls, which run at the same time. The first error ends the others."""
-    waits = [asyncio.ensure_future(call) for call in calls]
+    waits: list[asyncio.Future[_Item]] = []
     try:
+        waits += map(asyncio.ensure_future, calls)
         return [await wait for wait in waits]
     finally:
         for wait in waits:

@@ -11,7 +11,7 @@ import random
 import ssl
 import time
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import SplitResult
 
 import redis
@@ -117,8 +117,6 @@ _NO_NOTIFICATIONS = (
     if maint_notifications is not None
     else {}
 )
-
-_Result = TypeVar("_Result")
 
 
 class UnknownScheme(ValueError):

@@ -28,13 +28,6 @@ _HANDED_BACK = (QuireError, RedisError, TimeoutError)
 
 
 @dataclass(frozen=True, slots=True)
-class Give:
-    """The step that gives an item to the caller of `run`. The next `run` continues after it."""
-
-    item: Any
-
-
-@dataclass(frozen=True, slots=True)
 class RoundTrip:
     """Commands that are sent together; the result of the step is the list of their replies.
 
@@ -81,7 +74,7 @@ async def send_async(connection: redis.asyncio.Redis, trip: RoundTrip) -> list[A
 
 
 def run(procedure: Procedure[_Result], do: Callable[[Any], Any]) -> _Result:
-    """Runs a procedure in a thread and returns its result, or the item of its next Give.
+    """Runs a procedure in a thread and returns its result.
 
     `do` carries out one step.
     """
@@ -91,13 +84,11 @@ def run(procedure: Procedure[_Result], do: Callable[[Any], Any]) -> _Result:
         try:
             step = procedure.throw(error) if error else procedure.send(reply)
         except StopIteration as end:
-            step = Give(end.value)
+            result: _Result = end.value
+            return result
         finally:
             # The traceback of an error refers to this frame. Without this, the two form a cycle.
             reply = error = None
-        if isinstance(step, Give):
-            item: _Result = step.item
-            return item
         try:
             reply = do(step)
         except _HANDED_BACK as found:
@@ -112,12 +103,10 @@ async def run_async(procedure: Procedure[_Result], do: Callable[[Any], Awaitable
         try:
             step = procedure.throw(error) if error else procedure.send(reply)
         except StopIteration as end:
-            step = Give(end.value)
+            result: _Result = end.value
+            return result
         finally:
             reply = error = None
-        if isinstance(step, Give):
-            item: _Result = step.item
-            return item
         try:
             reply = await do(step)
         except _HANDED_BACK as found:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import redis
 
-from quire.errors import ProtocolError, QuireError
+from quire.errors import BrokerUnavailable, ProtocolError, QuireError
 from quire.keys import Keys
 from quire.queue.request.arguments import in_parts
 from quire.queue.request.claims import Claim
@@ -131,8 +131,8 @@ class Committing(Shard):
     ) -> list[list[CommitReply] | QuireError]:
         """Commits to this shard and to others of its server: one EXTEND of each in one round trip.
 
-        The answers of each shard, or the error of a shard that fails alone. Repeats nothing; after
-        an error, `commit` the items of that shard. At most MAX_ITEMS_PER_CALL items of each shard.
+        The answers of each shard, or an error. EXTEND is not repeated; after an error, `commit` the
+        items of that shard. At most MAX_ITEMS_PER_CALL items of each shard.
         BrokerUnavailable; then it is unknown what is committed: `commit` all.
         """
         shards = [(self, items), *others]
@@ -144,6 +144,9 @@ class Committing(Shard):
             try:
                 reply = raise_if_error(next(added)) if extension.numbers else b""
                 found.append(shard._committed(part, extension, reply))
+            except BrokerUnavailable as error:
+                # Each of the others would wait as long for the same server.
+                return [*found, *[error] * (len(shards) - len(found))]
             except QuireError as error:
                 found.append(error)
         return found

@@ -161,7 +161,8 @@ class Publisher:
         began = self._clock()
         found: Sequence[list[CommitReply] | QuireError]
         try:
-            found = self._contact.call("commit", lambda: broker.commit_with(items, others))
+            # Not by `contact`: it is tried once, and what fails here is committed alone below.
+            found = broker.commit_with(items, others)
         except (*UNAVAILABLE, ProtocolError) as error:
             found = [error] * len(parts)
         for (shard, part), replies in zip(due.items(), found, strict=True):
@@ -169,6 +170,7 @@ class Publisher:
                 # Alone it is repeated for as long as it takes. Nothing is committed twice.
                 self._commit(self._brokers[shard], part)
             else:
+                self._contact.call("commit", partial(list, replies))
                 self._committed(part, replies, began=began)
 
     def _commit(self, broker: WorkerSide, due: Sequence[Due]) -> None:

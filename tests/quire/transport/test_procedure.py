@@ -7,7 +7,7 @@ import weakref
 import pytest
 
 from quire.errors import BrokerUnavailable
-from quire.transport.procedure import Give, run, run_async
+from quire.transport.procedure import run, run_async
 
 
 def in_thread(procedure, do):
@@ -62,12 +62,3 @@ def test_what_a_procedure_does_not_handle_is_raised_and_holds_nothing(carry_out)
         assert carry_out is in_loop or gone() is None, "no cycle keeps the frames of the error"
     finally:
         gc.enable()
-
-
-def test_the_next_run_continues_after_what_was_given(carry_out):
-    def procedure():
-        for step in range(1, 3):
-            yield Give((yield step))
-
-    given = procedure()
-    assert [carry_out(given, double_or_fail) for _ in range(4)] == [2, 4, None, None]

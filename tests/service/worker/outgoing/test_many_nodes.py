@@ -11,7 +11,7 @@ from engine.port import RequestOutput
 from engine.request import FinishReason, Request
 from engine.sampling_params import SamplingParams
 from quire import connect
-from quire.errors import QuireError
+from quire.errors import BrokerUnavailable, QuireError
 from quire.queue.broker import Broker
 from quire.queue.claim.claim import Claimed
 from quire.queue.publish.commit import CommitItem, CommitReply
@@ -75,6 +75,7 @@ class Worker:
     def __init__(self, brokers: Mapping[int, Broker], busy: Sequence[int]) -> None:
         self._outbox = Outbox()
         vitals, metrics = Vitals(stall_timeout_seconds=60.0), Metrics(model="fake", queue=QUEUE)
+        self.metrics = metrics
         self._publisher = Publisher(
             brokers,
             self._outbox,
@@ -201,3 +202,32 @@ def test_a_round_trip_for_each_shard_would_be_seen(
     monkeypatch.setattr(Publisher, "_commit_together", one_after_the_other)
     found = counted(trips, 4)
     assert {work.round_trips for work in found.busy} == {NUM_SHARDS}
+
+
+class FailsTogether(Broker):
+    """The connection breaks at each commit of several shards."""
+
+    def commit_with(self, *shards) -> list[list[CommitReply] | QuireError]:
+        raise BrokerUnavailable("the connection is gone")
+
+
+def test_shards_that_cannot_be_committed_together_are_so_alone_and_contact_stays():
+    with FakeNodes(1) as nodes, connect(nodes.url) as connection:
+        nodes.load(*map(load_source, SCRIPTS))
+        (shards,) = nodes.shards_of_each(QUEUE, NUM_SHARDS).values()
+        brokers = {one: FailsTogether(connection, queue=QUEUE, shard=one) for one in shards}
+        worker = Worker(brokers, shards)
+        worker.commit()
+        assert errors_of(worker) == 0
+        # A control: an error would be seen.
+        worker.metrics.redis_errors["commit", "connection"].inc()
+        assert errors_of(worker) == 1
+
+
+def errors_of(worker: Worker) -> float:
+    (family,) = (
+        family
+        for family in worker.metrics.registry.collect()
+        if family.name == "quire_redis_errors"
+    )
+    return sum(one.value for one in family.samples if one.name.endswith("_total"))
