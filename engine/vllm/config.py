@@ -124,6 +124,8 @@ def _prepare_environment(limits: VllmLimits) -> bool:
     from vllm.platforms import current_platform
 
     is_cpu: bool = current_platform.is_cpu()
+    # A fingerprint tells this mode by the setting, so nothing else may turn it on.
+    os.environ.pop("VLLM_BATCH_INVARIANT", None)
     if limits.deterministic:
         if is_cpu:
             raise ModelRefused("deterministic: vLLM has no batch-invariant mode on a CPU")

@@ -69,8 +69,9 @@ class PackedWeights:
         if _is_tied(weights):
             return None, LinearStruct()
         linear = Linear(weights.embedding.contiguous(), stored=weights.stored_embedding)
-        if self._quantized(linear) is not None:
-            return None, self.linear(linear)
+        quantized = self._quantized(linear)
+        if quantized is not None:
+            return None, self._panels(quantized, self._struct(linear, lambda rows: rows))
         rows = self._slabs.keep(linear.weight) if self._shares else linear.weight
         return rows, LinearStruct(packed=rows.data_ptr())
 
@@ -78,14 +79,21 @@ class PackedWeights:
         self, linear: Linear, ordered: Callable[[torch.Tensor], torch.Tensor]
     ) -> LinearStruct:
         """A linear layer whose rows `ordered` brings into the order of the kernels."""
-        bias = None if linear.bias is None else ordered(linear.bias[:, None])[:, 0]
-        struct = LinearStruct(bias=self.floats(bias), inputs=linear.weight.shape[1])
+        struct = self._struct(linear, ordered)
         quantized = self._quantized(linear)
-        if quantized is None:
-            weight = ordered(linear.weight)
-            struct.outputs, struct.packed = len(weight), self.keep(pack(weight))
-            return struct
-        quantized = quantized.select(ordered)
+        if quantized is not None:
+            return self._panels(quantized.select(ordered), struct)
+        weight = ordered(linear.weight)
+        struct.outputs, struct.packed = len(weight), self.keep(pack(weight))
+        return struct
+
+    def _struct(
+        self, linear: Linear, ordered: Callable[[torch.Tensor], torch.Tensor]
+    ) -> LinearStruct:
+        bias = None if linear.bias is None else ordered(linear.bias[:, None])[:, 0]
+        return LinearStruct(bias=self.floats(bias), inputs=linear.weight.shape[1])
+
+    def _panels(self, quantized: QuantizedWeight, struct: LinearStruct) -> LinearStruct:
         struct.outputs, struct.packed = len(quantized.numbers), self.keep(pack_panels(quantized))
         struct.bits, struct.has_minima = quantized.bits, quantized.minima is not None
         self._has_quantized = True

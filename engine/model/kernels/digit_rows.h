@@ -105,7 +105,8 @@ inline void split_group(Vector first, Vector second, int32_t offset, int64_t dig
     const float total = sum_of(x + y);
     to->scale = scale;
     to->sum = total * scale;
-    to->start = -offset * (int32_t)total;
+    // A row with a NaN or an infinity has no integer sum; its scale makes its products NaN.
+    to->start = total == total ? -offset * (int32_t)total : 0;
     uint32_t words[GROUP_WORDS];
     store(words, __builtin_convertvector(__builtin_convertvector(x, Integers), Bytes));
     store(words + GROUP_WORDS / 2,

@@ -76,7 +76,7 @@ class LoadedModel:
             have ids that the other lacks.
         fingerprint: a hash of config, tokenizer files, weights, dtype, the versions of torch and
             transformers, and the type of processor. For a GGUF file it covers all bytes of the
-            file, and that the weights were dequantized.
+            file, and that the wide path's weights are dequantized.
         stored: of a GGUF file, its blocks of quantized weights, by their names in the state dict.
     """
 

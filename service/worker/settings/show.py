@@ -6,8 +6,9 @@ never printed.
 
 import argparse
 import json
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pydantic import SecretStr
 
@@ -15,6 +16,9 @@ from quire.cli.sources import without_password
 from service.shared.process import EXIT_OK, EXIT_USAGE
 from service.shared.settings.sources import ConfigurationError
 from service.worker.settings.config import Settings
+
+#: Names of vLLM's arguments whose values are secrets, such as `hf_token`.
+_SECRET = re.compile("token|key|password|secret")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,6 +64,10 @@ def shown(argv: Sequence[str]) -> list[tuple[str, object, str]]:
             value = "(secret)"
         elif name == "redis_url":
             value = without_password(value)
+        elif isinstance(value, Mapping):
+            value = {
+                key: "(secret)" if _SECRET.search(key) else each for key, each in value.items()
+            }
         elif value is not None and not isinstance(value, bool | int | float | str):
             value = [*value] if isinstance(value, tuple) else str(value)
         rows.append((name, value, origin))

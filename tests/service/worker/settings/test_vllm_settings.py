@@ -1,5 +1,6 @@
 """The arguments of vLLM in the settings of a worker: a table, variables, flags; who wins."""
 
+import json
 import os
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from service.shared.settings.sources import ConfigurationError
 from service.worker.settings.config import Settings
+from service.worker.settings.show import shown
 
 
 @pytest.fixture(autouse=True)
@@ -82,3 +84,10 @@ def test_adapters_are_no_setting_of_the_native_engine_alone(tmp_path):
     settings = Settings.load(["--adapters", str(tmp_path)])
     assert isinstance(settings, Settings)
     assert settings.adapters == tmp_path
+
+
+def test_shown_arguments_are_json_without_their_secrets():
+    flags = ["--engine", "vllm", "--vllm", "hf_token=hf_1", "--vllm", "block_size=32"]
+    rows = {name: value for name, value, _ in shown(flags)}
+    assert rows["vllm"] == {"hf_token": "(secret)", "block_size": "32"}
+    assert json.loads(json.dumps(rows["vllm"])) == rows["vllm"]
