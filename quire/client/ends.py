@@ -11,16 +11,13 @@ from dataclasses import replace
 from functools import partial
 
 from quire.client.handle import retried
-from quire.client.shard_cursor import ShardCursor, cursors_in
+from quire.client.shard_cursor import SHARD_SECONDS, ShardCursor, cursors_in
 from quire.errors import InvalidRequest, QuireError
 from quire.queue.ends.telling import Delivery
 from quire.queue.producer import Producer
 from quire.transport.connection import MAX_BLOCK_SECONDS
 from quire.transport.patience import Patience
 from quire.wire.ends import End
-
-#: If the queue has several shards, how long a reader waits for one before it reads the next.
-TURN_SECONDS = 0.05
 
 #: After so many seconds without an acknowledgement another consumer takes an end over.
 TAKE_OVER_SECONDS = 60.0
@@ -60,7 +57,7 @@ class _Reader:
         # There is nothing to explain: a queue without ends is no riddle.
         seconds = brokers[0].outage_seconds
         self._patience = Patience(None, "the ends", outage_seconds=seconds, explains=False)
-        self._turn_seconds = MAX_BLOCK_SECONDS if len(brokers) == 1 else TURN_SECONDS
+        self._shard_seconds = MAX_BLOCK_SECONDS if len(brokers) == 1 else SHARD_SECONDS
 
 
 class _CursorReader(_Reader):
@@ -80,7 +77,7 @@ class _CursorReader(_Reader):
                 give_up = _Deadline(self._timeout)
                 continue
             for broker, cursor in zip(self._brokers, cursors, strict=True):
-                seconds = give_up.left(self._turn_seconds)
+                seconds = give_up.left(self._shard_seconds)
                 if seconds is None:
                     return
                 if self._read(broker, cursor.newest, block_seconds=seconds):
@@ -136,7 +133,7 @@ class _Consumer(_Reader):
                 yield broker, found
         give_up, look = _Deadline(self._timeout), _Deadline(0.0)
         while True:
-            has_news, seconds = False, give_up.left(min(self._turn_seconds, LOOK_SECONDS))
+            has_news, seconds = False, give_up.left(min(self._shard_seconds, LOOK_SECONDS))
             if look.left(LOOK_SECONDS) is None:
                 for broker in self._brokers:
                     left = partial(broker.take_over, *self._names, idle_seconds=TAKE_OVER_SECONDS)

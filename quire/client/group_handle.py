@@ -16,15 +16,13 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from quire.client.handle import completion_of, explain, retried
+from quire.client.shard_cursor import SHARD_SECONDS
 from quire.errors import ProtocolError, QuireError, ResultExpired
 from quire.queue.groups.grouping import EndsCursor, GroupEnd
 from quire.queue.producer import Producer
 from quire.transport.connection import MAX_BLOCK_SECONDS
 from quire.transport.patience import Patience
 from quire.wire.output import Completion, ErrorInfo, FinishReason, State
-
-#: If the queue has several shards, how long a reader waits for one before it reads the next.
-TURN_SECONDS = 0.05
 
 
 class GroupHandle:
@@ -131,7 +129,7 @@ class _Reading:
 
     def _has_come(self, waiting: Sequence[Producer]) -> bool:
         """Waits for an end in each shard in turn; returns whether there was one."""
-        longest = MAX_BLOCK_SECONDS if len(self._cursors) == 1 else TURN_SECONDS
+        longest = MAX_BLOCK_SECONDS if len(self._cursors) == 1 else SHARD_SECONDS
         for broker in waiting:
 
             def wait(broker: Producer = broker) -> Sequence[GroupEnd]:

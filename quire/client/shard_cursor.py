@@ -19,6 +19,9 @@ from quire.errors import InvalidRequest
 from quire.queue.groups.grouping import FIRST_POSITION, before
 from quire.wire.ends import End
 
+#: If the queue has several shards, how long a reader waits for one before it reads the next.
+SHARD_SECONDS = 0.05
+
 #: A cursor has the last so many ends: after the loss of fewer no other end comes again.
 NUM_LAST = 16
 
