@@ -78,6 +78,9 @@ hash tag: a whole shard lies in one slot, so that every transition can be one sc
                                  operators set. Sinks read it by consumer groups of their own.
                                  The end of a batch has `batch` for `id`, tenant, state,
                                  submitted_ms, total, completed and failed.
+    ends-read           hash     consumer group of `ends` -> its mark: the position up to which its
+                                 consumers have handled all ends. If the group is lost, it is
+                                 created there again.
     survey              hash     `cursor` and `due_ms`: how far the comparison of the open requests
                                  with the rank sets has come, and when it continues. Expires after
                                  a day.
@@ -115,9 +118,9 @@ the group's keys from the id alone.
 Every per-request key is created with an expiry: the longest time in the queue plus the retention.
 It is renewed while the request is open, and cut to the retention when it ends. The keys of a group
 expire with the last of its requests. Only `in:*`, `rank:*`, `arrival`, `lease`, `place`, `delay`,
-`wait`, `turn`, `turns`, `ends`, `open`, `counts` and `control` belong to the queue itself and have
-no expiry; `dead` is deleted with its last letter. A batcher deletes files and batches at their
-time.
+`wait`, `turn`, `turns`, `ends`, `ends-read`, `open`, `counts` and `control` belong to the queue
+itself and have no expiry; `dead` is deleted with its last letter. A batcher deletes files and
+batches at their time.
 """
 
 from __future__ import annotations
@@ -242,6 +245,11 @@ class Keys:
     @property
     def ends(self) -> str:
         return f"{self.prefix}:ends"
+
+    @property
+    def ends_read(self) -> str:
+        """The marks of the consumer groups of `ends`."""
+        return f"{self.prefix}:ends-read"
 
     def idempotency(self, tenant: str, key: str) -> str:
         """A tenant has no colon (protocol.py checks it), so two pairs never have the same key."""

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from quire.errors import InvalidRequest
-from quire.queue.groups.grouping import FIRST_POSITION, before
+from quire.queue.streams import FIRST_POSITION, before
 from quire.wire.ends import End
 
 #: If the queue has several shards, how long a reader waits for one before it reads the next.

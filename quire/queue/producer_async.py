@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from quire.queue.ends import telling
 from quire.queue.ends.telling import Delivery
 from quire.queue.groups import grouping
-from quire.queue.groups.grouping import FIRST_POSITION, GroupEnd, GroupProgress
+from quire.queue.groups.grouping import GroupEnd, GroupProgress
 from quire.queue.lease.expire import end_overdue
 from quire.queue.side_async import AsyncSide
-from quire.queue.streams import at_most
+from quire.queue.streams import FIRST_POSITION, at_most
 from quire.queue.submit.cancel import cancel_many, cancelling, discarding
 from quire.queue.submit.submit import Submitted, submit_call, submitting
 from quire.transport.concurrency_async import list_of
@@ -122,13 +122,21 @@ class AsyncProducer(AsyncSide):
         block = at_most(block_seconds, self._longest_block)
         return await self.run(telling.told(self.keys, after=after, block_seconds=block))
 
+    async def begin_now(self, group: str) -> bool:
+        """A group that never was begins with the next end; returns whether this one does.
+
+        A group that is there, or that a server has lost, stays where it is.
+        """
+        return await self.run(telling.begin_now(self.keys, group))
+
     async def deliver(
         self, group: str, consumer: str, *, block_seconds: float | None = None
     ) -> Delivery:
         """Ends that were delivered to no consumer of the group yet; waits as `told` does.
 
-        Creates the group if it is not there, before the oldest end that is kept. BrokerUnavailable
-        if Redis has no memory left for that; a group that is there is read also without.
+        Creates the group if it is not there: before the oldest end that is kept, or where it was
+        before a server lost it. BrokerUnavailable if Redis has no memory left for that; a group
+        that is there is read also without.
         """
         block = at_most(block_seconds, self._longest_block)
         return await self.run(telling.deliver(self.keys, group, consumer, block_seconds=block))

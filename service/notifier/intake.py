@@ -54,6 +54,7 @@ class EndIntake:
         *,
         metrics: NotifierMetrics,
         take_over_seconds: float = TAKE_OVER_SECONDS,
+        replay: bool = False,
     ) -> None:
         self._brokers = brokers
         self._broker = broker
@@ -62,6 +63,10 @@ class EndIntake:
         self._consumer = consumer
         self._metrics = metrics
         self._take_over_seconds = take_over_seconds
+        #: A group that never was begins with the oldest end that is kept.
+        self._replay = replay
+        #: From here on no end is missed.
+        self.has_begun = asyncio.Event()
 
     async def run(self) -> None:
         """Runs until it is cancelled."""
@@ -69,6 +74,10 @@ class EndIntake:
         looked, has_left_some = -self._take_over_seconds, True
         while True:
             try:
+                if not self.has_begun.is_set():
+                    if not self._replay and await broker.begin_now(GROUP):
+                        _log.info("begins with the next end", shard=broker.keys.shard)
+                    self.has_begun.set()
                 if has_left_some:
                     # Before new ones: Redis would have to remember more and more of them.
                     left = await broker.delivered(*names)

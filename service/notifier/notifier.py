@@ -47,6 +47,7 @@ class Notifier:
         self._consumer = f"{socket.gethostname()[:40]}-{os.getpid()}"
         self._brokers: list[AsyncBroker] = []
         self._circuits: list[Circuits] = []
+        self._intakes: list[EndIntake] = []
         self._alive_at = time.monotonic()
         self._is_stopping = False
         self.metrics = NotifierMetrics(
@@ -79,14 +80,8 @@ class Notifier:
                     for shard in range(settings.shards)
                     for one in self._of_shard(connection, poster, shard)
                 ]
-                tasks = [group.create_task(one) for one in (self._show_life(), *work)]
-                _log.info(
-                    "notifier ready",
-                    queue=settings.queue,
-                    tenants=len(self._endpoints),
-                    http_host=settings.http_host,
-                    http_port=self._server.port,
-                )
+                work += [self._show_life(), self._tell_ready()]
+                tasks = [group.create_task(one) for one in work]
                 await stop.wait()
                 self._is_stopping = True
                 # Attempts that have begun are finished; each has its timeout.
@@ -117,7 +112,9 @@ class Notifier:
             self._consumer,
             metrics=self.metrics,
             take_over_seconds=settings.take_over_seconds,
+            replay=settings.replay,
         )
+        self._intakes.append(intake)
         sending = Sending(
             settings,
             deliveries,
@@ -128,6 +125,17 @@ class Notifier:
             metrics=self.metrics,
         )
         return intake.run(), sending.run()
+
+    async def _tell_ready(self) -> None:
+        for intake in self._intakes:
+            await intake.has_begun.wait()
+        _log.info(
+            "notifier ready",
+            queue=self._settings.queue,
+            tenants=len(self._endpoints),
+            http_host=self._settings.http_host,
+            http_port=self._server.port,
+        )
 
     async def _show_life(self) -> None:
         while True:
@@ -140,4 +148,5 @@ class Notifier:
 
     def _ready(self) -> tuple[bool, dict[str, Any]]:
         seconds = self.metrics.seconds_since_contact
-        return not self._is_stopping, {"seconds_since_contact": round(seconds, 3)}
+        has_begun = all(one.has_begun.is_set() for one in self._intakes)
+        return has_begun and not self._is_stopping, {"seconds_since_contact": round(seconds, 3)}

@@ -44,6 +44,8 @@ class NotifierSettings(EndSettings, CompanionSettings):
     """
     allows_http: bool = False
     """Accept endpoints without TLS. Their webhooks can be read."""
+    replay: bool = False
+    """The first notifier of a queue begins with the oldest end that is kept, not the next one."""
     max_posts: int = Field(default=32, ge=1, le=1024)
     """Most webhooks of a shard that are posted at once."""
     post_timeout_seconds: float = Field(default=15.0, ge=0.1, le=120.0)

@@ -45,8 +45,8 @@ def left_over(stage: "Stage") -> Iterator[str]:
             yield f"{stream} holds {length} entries at rest"
         if pending := _num_pending(connection, stream):
             yield f"{stream} has {pending} pending entries at rest"
-    lasting = (*keys.all_ingress, keys.dead, keys.workers, keys.control, keys.arrival, keys.ends)
-    stay = {key.encode() for key in lasting}
+    lasting = (keys.dead, keys.workers, keys.control, keys.arrival, keys.ends, keys.ends_read)
+    stay = {key.encode() for key in (*keys.all_ingress, *lasting)}
     books = {key.encode() for key in (keys.open, keys.counts)}
     for key in connection.scan_iter(match=f"{keys.prefix}:*"):
         if connection.type(key) == b"zset":

@@ -21,7 +21,7 @@ WITHOUT_EXPIRY = (
     *(f"in:{level}" for level in range(4)),
     *(f"rank:{level}" for level in range(4)),
     *("arrival", "lease", "place", "delay", "wait", "open", "counts", "control", "turn", "turns"),
-    "ends",
+    *("ends", "ends-read"),
 )
 
 

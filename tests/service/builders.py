@@ -344,6 +344,7 @@ class Queue:
             assert self.connection.xpending(stream, "workers")["pending"] == 0
         keys = self.keys
         lasting = {keys.lease, keys.dead, keys.workers, keys.control, keys.arrival, keys.ends}
+        lasting.add(keys.ends_read)
         lasting |= {*keys.all_ingress}
         for key in self.connection.scan_iter(match=f"{self.keys.prefix}:*"):
             assert key.decode() in lasting or self.connection.ttl(key) > 0, f"{key} never expires"

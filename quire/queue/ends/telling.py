@@ -2,6 +2,9 @@
 
 A group of sinks shares the ends: each is delivered to one of its consumers, which acknowledges it.
 Redis stores what is delivered and not acknowledged, so another consumer can take it over.
+
+The group is part of the stream. Its mark is not: up to which position its consumers have handled
+all ends. A group that is lost continues from its mark.
 """
 
 from __future__ import annotations
@@ -15,10 +18,11 @@ from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from quire.errors import BrokerUnavailable, ProtocolError
 from quire.keys import Keys
-from quire.queue.streams import entries_by_stream, read_streams
+from quire.queue.streams import FIRST_POSITION, before, entries_by_stream, read_streams
 from quire.transport.connection import translated
 from quire.transport.procedure import Procedure, RoundTrip, command
 from quire.wire.ends import BatchEnd, End
+from quire.wire.output import split_entry_id
 
 #: The most ends taken by one read.
 MAX_TOLD_PER_READ = 256
@@ -53,6 +57,29 @@ def told(keys: Keys, *, after: str, block_seconds: float | None) -> Procedure[li
         after = found.positions[-1]
 
 
+def begin_now(keys: Keys, group: str) -> Procedure[bool]:
+    """See `Producer.begin_now`.
+
+    Only the mark is written here: the next read creates the group from it. So no death of a process
+    leaves a group without its beginning.
+    """
+    look = (
+        command("xpending", keys.ends, group),
+        command("hexists", keys.ends_read, group),
+        command("xrevrange", keys.ends, count=1),
+    )
+    state, has_mark, newest = yield RoundTrip(look, keeps_errors=True)
+    for reply in (has_mark, newest):
+        if isinstance(reply, RedisError):
+            raise translated(reply)
+    if has_mark or not _is_absent(state):
+        return False
+    now = newest[0][0] if newest else FIRST_POSITION
+    # Another consumer may begin at the same moment: the first one decides.
+    (is_new,) = yield RoundTrip((command("hsetnx", keys.ends_read, group, now),))
+    return bool(is_new)
+
+
 def deliver(
     keys: Keys, group: str, consumer: str, *, block_seconds: float | None
 ) -> Procedure[Delivery]:
@@ -85,8 +112,24 @@ def take_over(keys: Keys, group: str, consumer: str, *, idle_seconds: float) -> 
 
 def acknowledge(keys: Keys, group: str, positions: Sequence[str]) -> Procedure[None]:
     """See `Producer.acknowledge`."""
-    if positions:
-        yield RoundTrip((command("xack", keys.ends, group, *positions),))
+    if not positions:
+        return
+    (_, left) = yield RoundTrip(
+        (command("xack", keys.ends, group, *positions), command("xpending", keys.ends, group)),
+        keeps_errors=True,
+    )
+    if _is_absent(left):
+        # The mark is older, so these ends come again.
+        return
+    if isinstance(left, RedisError):
+        raise translated(left)
+    # Whatever another consumer acknowledges meanwhile, everything up to here is handled.
+    oldest = left["min"]
+    handled = before(oldest.decode()) if oldest else max(positions, key=_number_of)
+    mark = command("hset", keys.ends_read, group, handled)
+    (written,) = yield RoundTrip((mark,), keeps_errors=True)
+    if isinstance(written, RedisError) and not isinstance(written, OutOfMemoryError):
+        raise translated(written)
 
 
 def _as_consumer(
@@ -105,15 +148,18 @@ def _as_consumer(
 
 
 def _in_group(keys: Keys, group: str, read: Any, *, wait_seconds: float) -> Procedure[Any]:
-    """The reply to a command of the group. Creates the group if it is not there.
+    """The reply to a command of the group. Creates the group at its mark if it is not there.
 
-    So a group that a server has lost is there again, from the oldest end on.
+    Without a mark it begins with the oldest end that is kept.
     """
     trip = RoundTrip((read,), keeps_errors=True, wait_seconds=wait_seconds)
     (reply,) = yield trip
-    if isinstance(reply, ResponseError) and str(reply).startswith("NOGROUP"):
+    if _is_absent(reply):
+        (mark,) = yield RoundTrip((command("hget", keys.ends_read, group),))
         # Only now: unlike the reads, it is refused by a server without memory.
-        create = command("xgroup_create", keys.ends, group, id="0", mkstream=True)
+        create = command(
+            "xgroup_create", keys.ends, group, id=mark or FIRST_POSITION, mkstream=True
+        )
         (made,) = yield RoundTrip((create,), keeps_errors=True)
         if isinstance(made, OutOfMemoryError):
             raise BrokerUnavailable(f"Redis has no memory left for the group {group}") from made
@@ -123,6 +169,15 @@ def _in_group(keys: Keys, group: str, read: Any, *, wait_seconds: float) -> Proc
     if isinstance(reply, RedisError):
         raise translated(reply)
     return reply
+
+
+def _is_absent(reply: Any) -> bool:
+    """Whether this reply to a command of a group says that the group is not there."""
+    return isinstance(reply, ResponseError) and str(reply).startswith("NOGROUP")
+
+
+def _number_of(position: str) -> tuple[int, int]:
+    return split_entry_id(position.encode())
 
 
 def _entries(reply: Any) -> list[Any]:

@@ -9,22 +9,16 @@ from typing import Any
 from quire.keys import GROUP_SEPARATOR, Keys
 from quire.queue.clock import now_ms
 from quire.queue.request.arguments import MAX_ITEMS_PER_CALL
-from quire.queue.streams import entries_by_stream, read_streams
+from quire.queue.streams import FIRST_POSITION, before, entries_by_stream, read_streams
 from quire.transport.procedure import Procedure, RoundTrip, command
 from quire.wire.codec import reading
 from quire.wire.output import State
-
-#: The cursor with which a reader of a group's ends begins.
-FIRST_POSITION = "0-0"
 
 #: The most ends taken by one read.
 MAX_ENDS_PER_READ = 256
 
 #: The most expired leases that one look reads: a millisecond of the server.
 MAX_LEASES = 4096
-
-#: The largest sequence number of a stream id within its millisecond.
-_LAST_NUMBER = 2**64 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +134,6 @@ def overdue(keys: Keys, group: str) -> Procedure[list[str]]:
     waiting, running = ([name.decode() for name in row if name.isascii()] for row in rows)
     own = f"{group}{GROUP_SEPARATOR}"
     return waiting + [name for name in running if name.startswith(own)]
-
-
-def before(position: str) -> str:
-    """The cursor of a read that begins with the end at this position."""
-    if position == FIRST_POSITION:
-        return position
-    time_ms, number = map(int, position.split("-"))
-    return f"{time_ms}-{number - 1}" if number else f"{time_ms - 1}-{_LAST_NUMBER}"
 
 
 def counts_of(fields: Mapping[bytes, bytes]) -> dict[State, int]:

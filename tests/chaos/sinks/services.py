@@ -100,7 +100,7 @@ def _doctor(control: str) -> None:
         events = importlib.import_module("service.notifier.events")
         events._event = _with_random_id(events._event)
     else:
-        intake = importlib.import_module("service.notifier.intake").Intake
+        intake = importlib.import_module("service.notifier.intake").EndIntake
         intake.keep = {
             STANDS_AFTER_READING: _stand_after_reading,
             EARLY_ACKNOWLEDGEMENT: _acknowledge_and_stand,

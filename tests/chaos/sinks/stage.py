@@ -34,7 +34,7 @@ FLAGS: Mapping[str, tuple[str, ...]] = {
     "notifier": (
         *("--allows-http", "--allowed-networks", "127.0.0.0/8", "--post-timeout-seconds", "1.0"),
         *("--first-pause-seconds", "0.02", "--longest-pause-seconds", "0.1"),
-        *("--take-over-seconds", "1.0"),
+        *("--take-over-seconds", "1.0", "--replay"),
     ),
 }
 #: The records of files and batches, which a batcher deletes at their time; all others expire.

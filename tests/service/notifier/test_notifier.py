@@ -72,7 +72,7 @@ def start(queue, redis_url, receiver, tmp_path):
     }
     words = [word for name, value in flags.items() for word in (f"--{name}", value)]
 
-    def start(*, path="", post_timeout_seconds=30.0):
+    def start(*, path="", post_timeout_seconds=30.0, replay=True):
         entries = [
             f'[[endpoints]]\ntenant = "{tenant}"\nurl = "{receiver.url}{path}/{tenant}"\n'
             f'secrets = ["{SECRET}"]\n'
@@ -80,7 +80,8 @@ def start(queue, redis_url, receiver, tmp_path):
         ]
         (tmp_path / "endpoints.toml").write_text("\n".join(entries))
         timeout = ("--post-timeout-seconds", str(post_timeout_seconds))
-        process = LoggedProcess("service.notifier", "--allows-http", *words, *timeout)
+        switches = ("--allows-http", *(("--replay",) if replay else ()))
+        process = LoggedProcess("service.notifier", *switches, *words, *timeout)
         return stack.enter_context(process)
 
     with contextlib.ExitStack() as stack:
@@ -124,6 +125,21 @@ def test_a_notifier_that_is_killed_while_it_posts_loses_no_end(queue, receiver, 
     assert second.wait() == 0
     assert queue.connection.zcard(f"{broker.keys.prefix}:hook:due") == 0
     assert queue.connection.hgetall(f"{broker.keys.prefix}:hook:counts") == {}
+
+
+def test_the_first_notifier_of_a_queue_begins_with_the_next_end(queue, receiver, start):
+    end(queue.broker, "a", "b")
+    first = start(replay=False)
+    first.wait_for_event("notifier ready")
+    end(queue.broker, "c")
+    receiver.wait(lambda: bool(receiver.got))
+    first.signal(signal.SIGKILL)
+    first.wait()
+    end(queue.broker, "d")
+    # A flag for the past does not bring it back to a group that is there.
+    start()
+    receiver.wait(lambda: len({*receiver.ids}) == 2)
+    assert {body["data"]["request_id"] for _, body in receiver.got} == {"c", "d"}
 
 
 def test_an_endpoint_that_fails_is_tried_again_and_others_are_served(queue, receiver, start):

@@ -206,5 +206,59 @@ def test_a_group_that_the_server_has_lost_is_there_again(broker, connection):
     assert names_of(broker.deliver("sinks", "one")) == ["a"]
 
 
+def lose_group(broker, connection):
+    connection.xgroup_destroy(broker.keys.ends, "sinks")
+
+
+def test_a_lost_group_continues_after_what_its_consumers_have_handled(broker, connection):
+    ended(broker, "a", "b", "c", "d")
+    one = broker.deliver("sinks", "one")
+    broker.acknowledge("sinks", one.positions)
+    ended(broker, "e", "f")
+    lose_group(broker, connection)
+    assert names_of(broker.deliver("sinks", "one")) == ["e", "f"]
+
+
+def test_what_a_consumer_has_not_handled_comes_again_from_a_lost_group(broker, connection):
+    ended(broker, "a", "b")
+    broker.acknowledge("sinks", broker.deliver("sinks", "one").positions)
+    ended(broker, "c")
+    slow = broker.deliver("sinks", "slow")
+    ended(broker, "d")
+    broker.acknowledge("sinks", broker.deliver("sinks", "one").positions)
+    lose_group(broker, connection)
+    # Nobody knows the group yet: what the slow one does now is noted by no group.
+    broker.acknowledge("sinks", slow.positions)
+    assert names_of(broker.deliver("sinks", "one")) == ["c", "d"]
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_group_that_never_was_begins_with_the_next_end(broker, connection, is_lost):
+    ended(broker, "a")
+    assert broker.begin_now("sinks")
+    ended(broker, "b")
+    # The process may have died before its first read, or the server may have lost the group.
+    assert not broker.begin_now("sinks")
+    if is_lost:
+        broker.delivered("sinks", "one")
+        lose_group(broker, connection)
+        assert not broker.begin_now("sinks")
+    assert names_of(broker.deliver("sinks", "one")) == ["b"]
+
+
+def test_so_does_one_of_a_queue_without_an_end(broker):
+    assert broker.begin_now("sinks")
+    ended(broker, "a")
+    assert names_of(broker.deliver("sinks", "one")) == ["a"]
+
+
+def test_a_group_that_is_there_stays_where_it_is(broker, connection):
+    ended(broker, "a")
+    # As an earlier version creates it.
+    connection.xgroup_create(broker.keys.ends, "sinks", id="0")
+    assert not broker.begin_now("sinks")
+    assert names_of(broker.deliver("sinks", "one")) == ["a"]
+
+
 def test_the_ends_of_a_shard_are_one_key():
     assert Keys("q", 2).ends == "quire:{q.2}:ends"
