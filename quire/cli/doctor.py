@@ -20,9 +20,10 @@ from redis.exceptions import AuthenticationError, NoPermissionError, RedisError,
 from quire.cli.console import Console, add_server, few, sides_of
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK
 from quire.cli.findings import Finding, Verdict
+from quire.cli.model_checks import examined_table
 from quire.cli.schemes import scheme_hint
 from quire.cli.server_checks import examined_cluster, examined_server
-from quire.cli.sources import worker_setting
+from quire.cli.sources import values_of_variables, worker_setting
 from quire.errors import QuireError
 from quire.queue.repair.losses import Losses, inspect_losses
 from quire.queue.repair.restore import Lost
@@ -62,6 +63,16 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
         "[as for a worker: QUIRE_MODEL, or the checkout's models/abacus]"
     )
     parser.add_argument("--model", default=model, metavar="MODEL", help=help_)
+    table = worker_setting(os.environ, "models_file") or values_of_variables(
+        os.environ, ("models_file",), prefix="QUIRE_GATEWAY_"
+    ).get("models_file")
+    parser.add_argument(
+        "--models-file",
+        default=table,
+        metavar="FILE",
+        help="table of models to check [as for a worker or a gateway: QUIRE_MODELS_FILE or "
+        "QUIRE_GATEWAY_MODELS_FILE]",
+    )
     parser.add_argument("--no-torch", action="store_true", help="do not load torch")
     add_server(parser)
 
@@ -84,6 +95,8 @@ def _examine(arguments: argparse.Namespace) -> Iterator[Finding]:
     yield Finding("python", Verdict.OK if good else Verdict.FAIL, version)
     brokers = sides_of(Observer, arguments, retry_seconds=0.0)
     yield from _redis(brokers, url=arguments.redis_url)
+    if arguments.models_file:
+        yield from examined_table(brokers[0], Path(arguments.models_file))
     if not arguments.no_torch:
         yield _torch()
     yield _model(arguments.model)

@@ -7,9 +7,11 @@ no gateway has to remember where it put one. Knows no HTTP.
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import structlog
 
 from quire.client.client_async import AsyncClient
 from quire.errors import InvalidRequest, UnknownRequest
@@ -19,6 +21,8 @@ from service.gateway.queue import Queue, is_request_id
 from service.gateway.refusals import Refused, model_full, unknown_model
 from service.gateway.settings import GatewaySettings
 from service.shared.model_table import ModelRoute, ModelTable
+
+_log = structlog.get_logger("service.gateway")
 
 
 @dataclass(slots=True)
@@ -92,6 +96,8 @@ class Queues:
                     retention_seconds=settings.retention_seconds,
                 )
                 self._by_name[route.queue] = Queue(other)
+        #: Models of the table that the operator knows not to be callable.
+        self._told = set[str]()
         self._openings = {route.name: _Openings(route) for route in routes}
 
     async def target(self, model: object, adapter: object) -> Target:
@@ -129,7 +135,10 @@ class Queues:
         return next((queue for queue, has in zip(queues, held, strict=True) if has), fallback)
 
     async def models(self) -> list[dict[str, Any]]:
-        """All models in the form of OpenAI's list. BrokerUnavailable."""
+        """All models that can be called, in the form of OpenAI's list. BrokerUnavailable.
+
+        Of the table, also those whose queues have no live worker: their calls wait for one.
+        """
         if self._table is None:
             kinds = await self.home.client.kinds()
             return [_model(name, kinds) for name in await self.home.models.names()]
@@ -139,6 +148,8 @@ class Queues:
         listed: list[dict[str, Any]] = []
         for route in self._table.routes:
             adapters, kinds = served[route.queue]
+            if not self._is_callable(route, adapters):
+                continue
             adapted = [name_with(route.name, one) for one in adapters.get(route.name, ())]
             listed += [_model(name, kinds) for name in (route.name, *adapted)]
             listed += [
@@ -146,6 +157,21 @@ class Queues:
                 for alias in route.aliases
             ]
         return listed
+
+    def _is_callable(self, route: ModelRoute, adapters: Collection[str]) -> bool:
+        """Whether calls of this model are taken, as `target` decides; tells the operator once."""
+        is_callable = not adapters or route.name in adapters
+        if is_callable:
+            self._told.discard(route.name)
+        elif route.name not in self._told:
+            self._told.add(route.name)
+            _log.warning(
+                "a model of the table cannot be called: no worker has it as served_model_name",
+                model=route.name,
+                queue=route.queue,
+                served=sorted(adapters),
+            )
+        return is_callable
 
     async def close(self) -> None:
         """End the tasks of all queues, and their clients but that of `home`."""

@@ -42,7 +42,11 @@ from service.worker.outgoing.completions import (
 from service.worker.outgoing.contact import Contact
 from service.worker.outgoing.delivery import Delivery
 from service.worker.outgoing.outbox import Outbox
+from service.worker.settings.bounds import MAX_NAME_LENGTH
 from service.worker.settings.config import Settings
+
+#: The most names of other models of which the log tells.
+MAX_TOLD = 16
 
 _log = structlog.get_logger("service.worker.incoming.reception")
 
@@ -88,6 +92,8 @@ class Reception:
         self._contact = contact
         self._metrics = metrics
         self._clock = clock
+        #: Names of other models of which the log tells already.
+        self._told = set[str]()
 
     def open(self, candidate: Candidate, claimed: Claimed, *, now_ms: int) -> Opened | None:
         """Open a Delivery for a request that was claimed at `now_ms` on the broker's clock.
@@ -109,6 +115,8 @@ class Reception:
                 request, delivery, served=self._served, settings=self._settings, now_ms=now_ms
             )
         except InvalidRequest as error:
+            if error.field == "body.model":
+                self._tell_of_other_model(request)
             self._outbox.end(delivery.key, partial(rejection, error=error))
         except Exception as error:  # noqa: BLE001 - a defect here or in a library ends one request.
             _log.exception("intake failed", **delivery.origin.names)
@@ -180,6 +188,18 @@ class Reception:
             self._outbox.end(delivery.key, partial(rejection, error=invalid))
             return None
         return Opened(claimed, delivery, request)
+
+    def _tell_of_other_model(self, request: GenerationRequest) -> None:
+        """A table of models or a caller may have another name for this worker's model."""
+        requested = str(request.body.get("model"))[:MAX_NAME_LENGTH]
+        if requested not in self._told and len(self._told) < MAX_TOLD:
+            self._told.add(requested)
+            _log.warning(
+                "requests name another model, and are refused: served_model_name must be the name "
+                "in the table of models",
+                requested=requested,
+                served_model_name=self._settings.model_name,
+            )
 
     def _refuse_to_resume(self, delivery: Delivery) -> None:
         origin = delivery.origin

@@ -241,3 +241,26 @@ def test_doctor_shows_the_preset_that_a_worker_would_use_here(quire, tmp_path, m
     # The variable wins, as for a worker.
     monkeypatch.setenv("QUIRE_PRESET", "low-latency")
     assert preset().startswith("low-latency;") and "config show --origin" in preset()
+
+
+def test_doctor_names_the_models_of_a_table_that_cannot_be_called(
+    quire, real_broker, tmp_path, monkeypatch
+):
+    def found():
+        lines = records(quire("doctor", "--no-torch", "--json")[1])
+        return [
+            (one["verdict"], one["detail"]) for one in lines if one["check"] == "table of models"
+        ]
+
+    table, queue = tmp_path / "models.toml", real_broker.keys.queue
+    monkeypatch.setenv("QUIRE_GATEWAY_MODELS_FILE", str(table))
+    ((verdict, detail),) = found()
+    assert verdict == "fail" and f"cannot read {table}" in detail
+    table.write_text(f'[models.qwen]\nqueue = "{queue}"\n[models.far]\nqueue = "{queue}-far"\n')
+    # A queue without a worker: its calls wait.
+    assert found() == [("ok", f"{table}, 2 models, none under another name")]
+    real_broker.beat_worker("one", "ready", {}, model="Qwen2.5")
+    (wrong,) = found()
+    assert wrong == ("fail", f"'qwen' cannot be called: workers of queue '{queue}' serve Qwen2.5")
+    real_broker.beat_worker("one", "ready", {}, model="qwen")
+    assert [verdict for verdict, _ in found()] == ["ok"]

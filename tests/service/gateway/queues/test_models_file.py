@@ -85,6 +85,22 @@ def test_all_models_are_listed_with_aliases_and_adapters(gateway):
     assert gateway.get("/v1/models/other").status == 404
 
 
+def test_what_no_worker_has_under_its_name_is_not_listed_and_the_operator_is_told(
+    start, large, table, caplog
+):
+    # The queue of `other` has a live worker, which serves its model as `large`.
+    table.write_text(TABLE + '\n[models.other]\nqueue = "large"\naliases = ["else"]\n')
+    gateway = start(models_file=table)
+    for _ in range(2):
+        listed = [one["id"] for one in gateway.get("/v1/models").body["data"]]
+    assert "large" in listed and not {"other", "else"} & {*listed}
+    # Listed means callable, and nothing else is.
+    statuses = {name: gateway.complete(model=name).status for name in (*listed, "other", "else")}
+    assert statuses == {**dict.fromkeys(listed, 200), "other": 404, "else": 404}
+    told = [line for line in caplog.messages if "cannot be called" in line]
+    assert len(told) == 1 and "served_model_name" in told[0] and "other" in told[0]
+
+
 def test_an_unknown_model_is_not_found_and_a_missing_one_is_named(gateway, fake, large):
     for path, body in (("/v1/completions", {"prompt": "x"}), ("/v1/embeddings", {"input": "x"})):
         reply = gateway.ask("POST", path, {**body, "model": "lorge"})

@@ -127,6 +127,18 @@ def test_a_request_with_a_mistake_is_ended_and_never_the_engine_s(desk: Desk):
     assert desk.loop.mail == []
 
 
+def test_the_log_tells_once_of_each_other_model_that_requests_name(desk: Desk, caplog):
+    for name in ("qwen", "qwen", "llama"):
+        desk.queue.submit((5, 6, 7), max_tokens=4, model=name)
+    for entry, claimed in desk.claim(3):
+        opened = desk.open(entry, claimed)
+        assert opened is not None
+        desk.admit(opened)
+    told = [line for line in caplog.messages if "requests name another model" in line]
+    assert len(told) == 2
+    assert "=qwen" in told[0] and "served_model_name" in told[0] and "=llama" in told[1]
+
+
 def test_bytes_that_cannot_be_read_are_a_dead_letter_and_never_open(desk: Desk):
     request_id = desk.queue.submit_bytes(b"\xc1")
     ((entry, claimed),) = desk.claim()
