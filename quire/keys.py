@@ -35,7 +35,7 @@ hash tag: a whole shard lies in one slot, so that every transition can be one sc
     delay               zset     request id -> when a scheduled request is due, in the same unit.
     wait                zset     scheduled or queued request id -> when its wait ends: its
                                  deadline, or the longest wait that the queue allows. Same unit.
-    place               hash     running request id -> its log position: `epoch <epoch> owner
+    position            hash     running request id -> its log position: `epoch <epoch> owner
                                  <owner> tokens <tokens> hash <hash>`. It names the claim that may
                                  append tokens by EXTEND, and the tokens that the log holds before
                                  them. COMMIT writes it; without it EXTEND appends nothing.
@@ -101,8 +101,8 @@ Files and batches have keys of shard 0, written by the scripts in `queue/batches
                                  filename, bytes, created_ms, expires_ms, and `uses`, the batches
                                  that read it and have not ended.
     files:<tenant>      zset     published file -> when it was created, unix ms.
-    file:deleted:<tenant> stream the ids of about the last thousand deleted files, each with its
-                                 place in `files:<tenant>`. Expires after a day.
+    file:deleted:<tenant> stream the ids of about the last thousand deleted files, each with
+                                 when it was created. Expires after a day.
     batch:<id>          hash     a batch: status, tenant, epoch, owner, and the fields that
                                  docs/reference/batches.md lists.
     batches:<tenant>    zset     batch -> when it was created, unix ms.
@@ -117,9 +117,9 @@ the group's keys from the id alone.
 
 Every per-request key is created with an expiry: the longest time in the queue plus the retention.
 It is renewed while the request is open, and cut to the retention when it ends. The keys of a group
-expire with the last of its requests. Only `in:*`, `rank:*`, `arrival`, `lease`, `place`, `delay`,
-`wait`, `turn`, `turns`, `ends`, `ends-read`, `open`, `counts` and `control` belong to the queue
-itself and have no expiry; `dead` is deleted with its last letter. A batcher deletes files and
+expire with the last of its requests. Only `in:*`, `rank:*`, `arrival`, `lease`, `position`,
+`delay`, `wait`, `turn`, `turns`, `ends`, `ends-read`, `open`, `counts` and `control` belong to the
+queue itself and have no expiry; `dead` is deleted with its last letter. A batcher deletes files and
 batches at their time.
 """
 
@@ -261,7 +261,7 @@ class Keys:
 
     @property
     def log_positions(self) -> str:
-        return f"{self.prefix}:place"
+        return f"{self.prefix}:position"
 
     @property
     def delay(self) -> str:

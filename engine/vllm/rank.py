@@ -29,10 +29,14 @@ else:
 class Rank(PlatformWorker):  # type: ignore[misc]
     """vLLM's worker of the platform."""
 
-    def load_model(self, *args: Any, **options: Any) -> None:
-        """See vLLM's worker."""
+    def init_device(self) -> None:
+        """See vLLM's worker. Here the rank first waits for those of other machines."""
         if self.parallel_config.world_size > 1 and (parent := parent_process()) is not None:
             Thread(target=_end_with, args=[parent.sentinel], daemon=True).start()
+        super().init_device()
+
+    def load_model(self, *args: Any, **options: Any) -> None:
+        """See vLLM's worker."""
         super().load_model(*args, **options)
         model = self.model_runner.model
         without_head_adapters(model)

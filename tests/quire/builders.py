@@ -20,8 +20,8 @@ from quire.wire.protocol import GenerationRequest
 WITHOUT_EXPIRY = (
     *(f"in:{level}" for level in range(4)),
     *(f"rank:{level}" for level in range(4)),
-    *("arrival", "lease", "place", "delay", "wait", "open", "counts", "control", "turn", "turns"),
-    *("ends", "ends-read"),
+    *("arrival", "lease", "position", "delay", "wait", "open", "counts", "control", "turn"),
+    *("turns", "ends", "ends-read"),
 )
 
 

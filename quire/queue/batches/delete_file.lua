@@ -1,6 +1,6 @@
 -- Hides a file, so that its content can be deleted; FORGET follows. May be repeated.
 --
--- KEYS: file, ends, index of the tenant's files, places of deleted ones. ARGV: id, ms after which the next try is due.
+-- KEYS: file, ends, index of the tenant's files, deleted ones. ARGV: id, ms after which the next try is due.
 -- Replies `deleted`, `used` by a batch that has not ended, or nothing if the file is gone.
 
 if redis.call('EXISTS', KEYS[1]) == 0 then

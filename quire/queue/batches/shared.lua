@@ -20,16 +20,16 @@ local function set_fields(key, first, last)
   end
 end
 
--- How many places of deleted files, or batches, of a tenant are kept about, and for how long.
-local MAX_PLACES, PLACE_MS = 1000, 86400000
+-- About how many deleted files, or batches, of a tenant are remembered, and for how long.
+local MAX_DELETED, DELETED_MS = 1000, 86400000
 
--- Takes an id out of the index of its tenant. Its place stays known for a while, because a reader of
--- the list may come back with the id as its cursor. Redis without memory keeps no place.
+-- Takes an id out of the index of its tenant. When it was created stays known for a while, because
+-- a reader of the list may come back with the id as its cursor. Redis without memory does not keep it.
 local function leave_index(index, deleted, id)
   local created = redis.call('ZSCORE', index, id)
   if created then
-    redis.pcall('XADD', deleted, 'MAXLEN', '~', MAX_PLACES, '*', 'id', id, 'created', created)
-    redis.call('PEXPIRE', deleted, PLACE_MS)
+    redis.pcall('XADD', deleted, 'MAXLEN', '~', MAX_DELETED, '*', 'id', id, 'created', created)
+    redis.call('PEXPIRE', deleted, DELETED_MS)
     redis.call('ZREM', index, id)
   end
 end

@@ -59,12 +59,12 @@ local function append(keys, record, item, published)
   record.prefix = prefix
 end
 
--- Sets the place from which EXTEND may go on for this claim; not if the worker has to learn of a
+-- Sets the log position from which EXTEND may go on for this claim; not if the worker has to learn of a
 -- cancellation, and not for a log without a hash. The words in the value are there to make it long:
 -- Redis keeps a hash of short values as a list, which it searches from its beginning.
 local function give_place(record, item)
   if record.cancel ~= '1' and record.prefix then
-    redis.call('HSET', PLACE, item.id, format('epoch %s owner %s tokens %d hash %s', item.epoch,
+    redis.call('HSET', LOG_POSITIONS, item.id, format('epoch %s owner %s tokens %d hash %s', item.epoch,
       item.owner, item.finish, record.prefix))
   end
 end

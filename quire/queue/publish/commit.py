@@ -2,8 +2,9 @@
 
 These are a worker's most frequent calls: they publish every token of every request. So what stays
 the same for a claim is put together once. The number of its tokens in the log and their hash are
-remembered as well: as long as Redis has the claim at the same place, EXTEND may add to the log;
-COMMIT does everything else. What is remembered decides nothing; it only says which to try first.
+remembered as well: as long as Redis has the same log position for the claim, EXTEND may add to the
+log; COMMIT does everything else. What is remembered decides nothing; it only says which to try
+first.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ _ADDED = ord("+")
 _BASE_1, _BASE_2 = BASES
 _PRIME_1, _PRIME_2 = PRIMES
 
-#: Where a claim stands: the tokens in its log, their two hashes, and its place as Redis has it.
-_Standing = tuple[int, int, int, str]
+#: What the log of a claim has: its tokens, their two hashes, and its position as Redis writes it.
+_LogState = tuple[int, int, int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,29 +178,29 @@ class Committing(Shard):
         return self._commit_calls.committed(items, raise_if_error(reply))
 
 
-class _Course:
-    """What is known of one claim. `standing` is replaced whole: another thread may read it."""
+class _KnownClaim:
+    """What is known of one claim. `state` is replaced whole: another thread may read it."""
 
-    __slots__ = ("before", "claim", "epoch", "fence", "keys", "log", "standing")
+    __slots__ = ("before", "claim", "epoch", "fence", "keys", "log", "state")
 
     def __init__(self, keys: Keys, claim: Claim) -> None:
         self.claim = claim
         self.keys = keys.of_scripts(claim.request_id)
         self.log = keys.output(claim.request_id)
         self.epoch = claim.epoch
-        #: The end of the line of each of its items in COMMIT, and the beginning of its place.
+        #: The end of each of its lines in COMMIT, and the beginning of its log position.
         self.fence = f"{claim.epoch} {claim.owner} {claim.request_id}\n"
         self.before = f"epoch {claim.epoch} owner {claim.owner} tokens "
-        self.standing: _Standing | None = None
+        self.state: _LogState | None = None
 
 
 class Extension(NamedTuple):
-    """A call of EXTEND: which items it is about, and where their claims stand when it succeeds."""
+    """A call of EXTEND: which items it is about, and the states of their logs when it succeeds."""
 
     call: ScriptCall
     numbers: list[int]
-    courses: list[_Course]
-    standings: list[_Standing]
+    claims: list[_KnownClaim]
+    states: list[_LogState]
 
 
 class CommitCalls:
@@ -208,34 +209,34 @@ class CommitCalls:
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
         self._of_workers = keys.of_workers
-        self._place_key = keys.log_positions
-        self._courses: dict[str, _Course] = {}
+        self._positions = keys.log_positions
+        self._known: dict[str, _KnownClaim] = {}
 
     def extension(self, items: Sequence[CommitItem]) -> Extension:
         """The call of extend.lua for the items that it may add; these are its `numbers`."""
-        names, ids, rows = [self._place_key], list[Argument](), list[Argument]()
-        chosen, courses, standings = list[int](), list[_Course](), list[_Standing]()
+        names, ids, rows = [self._positions], list[Argument](), list[Argument]()
+        chosen, claims, states = list[int](), list[_KnownClaim](), list[_LogState]()
         for number, item in enumerate(items):
-            course = self._course_of(item.claim)
-            standing, start = course.standing, item.start
-            if standing is None or standing[0] != start or item.completion or item.activity:
+            known = self._known_of(item.claim)
+            state, start = known.state, item.start
+            if state is None or state[0] != start or item.completion or item.activity:
                 continue
-            _, first, second, place = standing
+            _, first, second, position = state
             token_ids = item.token_ids
             for token_id in token_ids:
                 first = (first * _BASE_1 + token_id + 1) % _PRIME_1
                 second = (second * _BASE_2 + token_id + 1) % _PRIME_2
             finish, prefix = start + len(token_ids), f"{first}.{second}"
-            after = f"{course.before}{finish} hash {prefix}"
-            names.append(course.log)
-            ids.append(course.claim.request_id)
+            after = f"{known.before}{finish} hash {prefix}"
+            names.append(known.log)
+            ids.append(known.claim.request_id)
             ends = _packed_ends(item.text_ends)
-            entry_id = f"{finish - 1}-{course.epoch}"
-            rows += place, after, start, entry_id, _packed_tokens(item), item.text, ends, prefix
+            entry_id = f"{finish - 1}-{known.epoch}"
+            rows += position, after, start, entry_id, _packed_tokens(item), item.text, ends, prefix
             chosen.append(number)
-            courses.append(course)
-            standings.append((finish, first, second, after))
-        return Extension(ScriptCall(names, ids + rows), chosen, courses, standings)
+            claims.append(known)
+            states.append((finish, first, second, after))
+        return Extension(ScriptCall(names, ids + rows), chosen, claims, states)
 
     def extended(self, extension: Extension, reply: bytes) -> dict[int, CommitReply]:
         """Reads the reply of extend.lua: the answers to the items that are added, by their number.
@@ -244,10 +245,10 @@ class CommitCalls:
         """
         _check_number(len(reply), len(extension.numbers))
         answers: dict[int, CommitReply] = {}
-        for answer, number, course, standing in zip(reply, *extension[1:], strict=True):
+        for answer, number, known, state in zip(reply, *extension[1:], strict=True):
             if answer == _ADDED:
-                course.standing = standing
-                answers[number] = _added(standing[0])
+                known.state = state
+                answers[number] = _added(state[0])
         return answers
 
     def commit(self, items: Iterable[CommitItem]) -> ScriptCall:
@@ -255,15 +256,15 @@ class CommitCalls:
         names, lines = list(self._of_workers), list[str]()
         arguments, ends = list[Argument](), list[Argument]()
         for item in items:
-            course = self._course_of(item.claim)
-            names += course.keys
+            known = self._known_of(item.claim)
+            names += known.keys
             ids, done, state = item.token_ids, item.completion, str(item.activity or NONE)
             if done:
                 ends.append(done.encode())
                 state = str(done.state)
             first, second = hashes_of(ids)
             finish = item.start + len(ids)
-            fence = course.fence
+            fence = known.fence
             if item.fingerprint:
                 fence = f"{fence[:-1]} {item.fingerprint}\n"
             lines.append(f"{item.start} {finish} {first} {second} {state} {fence}")
@@ -281,24 +282,24 @@ class CommitCalls:
         reply = CommitReply(CommitStatus(status), int(published), cancel == "1")
         if prefix == NONE or item.completion:
             # The claim has ended, or what is known of it is wrong.
-            self._courses.pop(item.claim.owner, None)
+            self._known.pop(item.claim.owner, None)
             return reply
         if not item.token_ids and reply.status is CommitStatus.OK:
             # It only told an activity: the script has left the log position as it was.
             return reply
-        course = self._course_of(item.claim)
-        place = f"{course.before}{published} hash {prefix}"
-        course.standing = (reply.published, *parts_of(prefix), place)
+        known = self._known_of(item.claim)
+        position = f"{known.before}{published} hash {prefix}"
+        known.state = (reply.published, *parts_of(prefix), position)
         return reply
 
-    def _course_of(self, claim: Claim) -> _Course:
+    def _known_of(self, claim: Claim) -> _KnownClaim:
         # By owner: it is unique to a claim, and Python caches the hash of a string.
-        course = self._courses.get(claim.owner)
-        if course is None or (course.claim is not claim and course.claim != claim):
-            if len(self._courses) >= MAX_CLAIMS:
-                self._courses.clear()
-            course = self._courses[claim.owner] = _Course(self._keys, claim)
-        return course
+        known = self._known.get(claim.owner)
+        if known is None or (known.claim is not claim and known.claim != claim):
+            if len(self._known) >= MAX_CLAIMS:
+                self._known.clear()
+            known = self._known[claim.owner] = _KnownClaim(self._keys, claim)
+        return known
 
 
 def _check_number(found: int, wanted: int) -> None:

@@ -1,15 +1,15 @@
 -- EXTEND: publish more tokens of many requests where everything is as their worker believes.
 --
--- KEYS  1 place, then the output log of each request
--- ARGV  the id of each request; then for each its place before and after, the index of the first
+-- KEYS  1 log positions, then the output log of each request
+-- ARGV  the id of each request; then for each its log position before and after, the index of the first
 --       token, the id of the entry, tokens, text, text ends or '', and the hash after them
 -- Returns a character per request: + when its tokens are in the log, - when nothing was done; then
 -- the caller asks COMMIT.
--- This is the most frequent transition, so it makes few calls. A place names the claim, the number
+-- This is the most frequent transition, so it makes few calls. A log position names the claim, the number
 -- of its tokens and their hash. COMMIT sets it. Whatever takes a request from its claim, or has
--- something to tell the claim's worker, deletes it: so comparing the place is the whole fence.
+-- something to tell the claim's worker, deletes it: so comparing the log position is the whole fence.
 
-local PLACE = KEYS[1]
+local LOG_POSITIONS = KEYS[1]
 local call, pcall = redis.call, redis.pcall
 local num_requests = #KEYS - 1
 local ROWS = FIRST + num_requests
@@ -19,12 +19,12 @@ local AT = int(now_ms())
 -- The logs that already hold tokens at or beyond the index of the new ones, as on a server that
 -- came back from a torn file. Nil if one of the keys is no stream, so that it cannot be found out.
 local function logs_beyond()
-  local places = {}
+  local streams = {}
   for number = 1, num_requests do
-    places[number] = KEYS[1 + number]
-    places[num_requests + number] = ARGV[ROWS + WIDTH * (number - 1) + 2]
+    streams[number] = KEYS[1 + number]
+    streams[num_requests + number] = ARGV[ROWS + WIDTH * (number - 1) + 2]
   end
-  local found = pcall('XREAD', 'COUNT', 1, 'STREAMS', unpack(places)) or {}
+  local found = pcall('XREAD', 'COUNT', 1, 'STREAMS', unpack(streams)) or {}
   if found.err then
     return nil
   end
@@ -50,11 +50,11 @@ local beyond = logs_beyond()
 if not beyond then
   return string.rep('-', num_requests)
 end
-local places = pcall('HMGET', PLACE, unpack(ARGV, FIRST, ROWS - 1))
+local positions = pcall('HMGET', LOG_POSITIONS, unpack(ARGV, FIRST, ROWS - 1))
 local replies, changes, at = {}, {}, ROWS
 for number = 1, num_requests do
   local output, reply = KEYS[1 + number], '-'
-  if places[number] == ARGV[at] and not beyond[output] then
+  if positions[number] == ARGV[at] and not beyond[output] then
     -- The reply is the id of the entry, an error, or false if the log is gone.
     if type(append(output, at)) == 'string' then
       changes[#changes + 1], changes[#changes + 2] = ARGV[FIRST + number - 1], ARGV[at + 1]
@@ -65,6 +65,6 @@ for number = 1, num_requests do
   at = at + WIDTH
 end
 if #changes > 0 then
-  call('HSET', PLACE, unpack(changes))
+  call('HSET', LOG_POSITIONS, unpack(changes))
 end
 return table.concat(replies)

@@ -69,7 +69,7 @@ class OutputRead:
     def beyond(self, seen: int) -> OutputRead | None:
         """The same for a reader of more tokens; None if there is nothing new to it.
 
-        An end before the reader's place is no news for it: its log has lost a part.
+        An end before the reader's cursor is no news for it: its log has lost a part.
         """
         last, _ = split_entry_id(self._entries[-1][0])
         return OutputRead(self._request_id, self._entries, seen=seen) if last >= seen else None

@@ -1,13 +1,13 @@
 -- Shared by the transitions of a request: its keys, how it is counted, and how it ends.
 --
--- KEYS  1 open, 2 counts, 3 delay, 4 control, 5 wait, 6..9 ingress by priority, 10 place, 11..14
+-- KEYS  1 open, 2 counts, 3 delay, 4 control, 5 wait, 6..9 ingress by priority, 10 log positions, 11..14
 --       rank by priority, 15 arrival (see ranking.lua), 16..19 fair by priority, 20 rate (see
 --       fairness.lua), 21 turn, 22 turns (see turns.lua), 23 ends (see ends.lua); the scripts that
 --       workers and operators call have two more (see running.lua); then the keys of each request
 --       in turn.
 
 local OPEN, COUNTS, DELAY, WAIT = KEYS[1], KEYS[2], KEYS[3], KEYS[5]
-local PLACE = KEYS[10]
+local LOG_POSITIONS = KEYS[10]
 
 -- The states before the end, and whether the request waits in them.
 local WAITS = { scheduled = true, queued = true, running = false }
@@ -118,10 +118,10 @@ local function book(keys, id, from, to, tokens, tenant)
   end
 end
 
--- Brings a request into another state. Its place is removed first: as long as it is there, EXTEND
+-- Brings a request into another state. Its log position is removed first: as long as it is there, EXTEND
 -- adds tokens and checks nothing else.
 local function enter(keys, id, state)
-  redis.call('HDEL', PLACE, id)
+  redis.call('HDEL', LOG_POSITIONS, id)
   local now = booked(id)
   if now.state ~= '' then
     book(keys, id, now.state, state, tonumber(now.tokens), now.tenant)
@@ -221,7 +221,7 @@ end
 local function forget(keys, id)
   local now = booked(id)
   if now.state ~= '' then
-    redis.call('HDEL', PLACE, id)
+    redis.call('HDEL', LOG_POSITIONS, id)
     book(keys, id, now.state, 'expired', tonumber(now.tokens), now.tenant)
     live_for(keys, RETENTION_MS)
   end

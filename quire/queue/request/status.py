@@ -66,7 +66,7 @@ class RequestStatus:
 
 def status(keys: Keys, request_id: str) -> Procedure[RequestStatus]:
     """See `Side.status`."""
-    place, values, time = yield RoundTrip(
+    position, values, time = yield RoundTrip(
         (
             command("hget", keys.log_positions, request_id),
             # Not HGETALL: a record may keep a megabyte, and every waiting reader looks at it.
@@ -78,9 +78,9 @@ def status(keys: Keys, request_id: str) -> Procedure[RequestStatus]:
     fields = {name.encode(): value for name, value in named if value is not None}
     if not fields:
         raise UnknownRequest(request_id)
-    found = status_of(request_id, fields, place=place, time=time)
-    if found.state is State.RUNNING and found.published and place is None:
-        # The server may have lost the place, and with it what EXTEND has added.
+    found = status_of(request_id, fields, position=position, time=time)
+    if found.state is State.RUNNING and found.published and position is None:
+        # The server may have lost the log position, and with it what EXTEND has added.
         found = yield from _with_tokens_of_log(keys, found)
     if found.state is State.QUEUED and found.session_id is not None:
         return replace(found, waits_for=(yield from _earlier_turn(keys, found)))
@@ -97,20 +97,20 @@ def status_of(
     request_id: str,
     fields: Mapping[bytes, bytes],
     *,
-    place: bytes | None = None,
+    position: bytes | None = None,
     time: tuple[int, int] = (0, 0),
 ) -> RequestStatus:
-    """Reads the fields of a request record, and its place. ProtocolError when they are not ours.
+    """Reads the fields of a request record and its log position; ProtocolError if unreadable.
 
     `time` is when they were read, as TIME says it.
 
-    The place is to be read before the record. Then what is told never falls behind what was told
-    before: whatever takes a place away has brought the record up to it.
+    The log position is to be read before the record. Then what is told never falls behind what was
+    told before: whatever takes a log position away has brought the record up to it.
     """
     with reading(f"the record of {request_id}"):
         status = replace(_status_of(request_id, fields), at_ms=ms_of(time))
-        if place and status.state is State.RUNNING:
-            *_, tokens, _, prefix = place.decode().split(" ")
+        if position and status.state is State.RUNNING:
+            *_, tokens, _, prefix = position.decode().split(" ")
             if int(tokens) > status.published:
                 status = replace(status, published=int(tokens), prefix_hash=prefix)
         return replace(status, activity=_activity_of(status, fields))

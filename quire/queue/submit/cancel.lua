@@ -14,8 +14,8 @@ if WAITS[record.state] then
   return end_without_worker(keys, id, record.epoch, ENDINGS.cancelled, now_ms())
 elseif record.state == 'running' then
   redis.call('HSET', keys.record, 'cancel', '1')
-  -- Without its place the next tokens go through COMMIT, whose reply has the flag.
+  -- Without its log position the next tokens go through COMMIT, whose reply has the flag.
   agree(keys, record)
-  redis.call('HDEL', PLACE, id)
+  redis.call('HDEL', LOG_POSITIONS, id)
 end
 return record.state or ''

@@ -155,8 +155,8 @@ def list_files(
     keys: Keys, tenant: str, *, after: str | None, is_ascending: bool, count: int
 ) -> Procedure[Listed[FileRecord] | None]:
     """The next files after one of them; None if there is no such file. Without expired ones."""
-    places = (keys.files(tenant), keys.deleted_files(tenant))
-    ids = yield from _next_ids(*places, after=after, is_ascending=is_ascending, count=count)
+    ids_of = (keys.files(tenant), keys.deleted_files(tenant))
+    ids = yield from _next_ids(*ids_of, after=after, is_ascending=is_ascending, count=count)
     if ids is None:
         return None
     *found, time = yield RoundTrip(
@@ -207,8 +207,8 @@ def list_batches(
     keys: Keys, tenant: str, *, after: str | None, is_ascending: bool, count: int
 ) -> Procedure[Listed[BatchRecord] | None]:
     """The next batches after one of them; None if there is no such batch."""
-    places = (keys.batches(tenant), keys.deleted_batches(tenant))
-    ids = yield from _next_ids(*places, after=after, is_ascending=is_ascending, count=count)
+    ids_of = (keys.batches(tenant), keys.deleted_batches(tenant))
+    ids = yield from _next_ids(*ids_of, after=after, is_ascending=is_ascending, count=count)
     if ids is None:
         return None
     *found, _ = yield RoundTrip(
@@ -341,7 +341,7 @@ def _next_ids(
 ) -> Procedure[list[str] | None]:
     """The ids after one of an index, in this order; None if the index never had that one.
 
-    `deleted` has the places of those that the index had lately.
+    `deleted` has when the ids that the index had lately were created.
     """
     first = 0
     if after is not None:
@@ -361,11 +361,11 @@ def _next_ids(
 def _last_before(
     index: str, deleted: str, name: str, *, is_ascending: bool
 ) -> Procedure[int | None]:
-    """The rank of the id before the place of a deleted one, or -1; None for an unknown place."""
+    """The rank of the id before a deleted one, or -1; None if that is unknown."""
     (entries,) = yield RoundTrip((command("xrevrange", deleted),))
     gone = name.encode()
-    places = (fields.get(b"created", b"") for _, fields in entries if fields.get(b"id") == gone)
-    if not (created := next(places, b"")).isdigit():
+    times = (fields.get(b"created", b"") for _, fields in entries if fields.get(b"id") == gone)
+    if not (created := next(times, b"")).isdigit():
         return None
     older, same, total = yield RoundTrip(
         (

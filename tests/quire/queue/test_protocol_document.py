@@ -60,7 +60,7 @@ class Foreign:
 
     def run(self, transition: str, request_ids, *arguments):
         queue = ["open", "counts", "delay", "control", "wait", "in:0", "in:1", "in:2", "in:3"]
-        queue += ["place", "rank:0", "rank:1", "rank:2", "rank:3", "arrival"]
+        queue += ["position", "rank:0", "rank:1", "rank:2", "rank:3", "arrival"]
         queue += ["fair:0", "fair:1", "fair:2", "fair:3", "rate", "turn", "turns", "ends"]
         if transition == "expire":
             queue.append("lease")
@@ -129,7 +129,7 @@ class Foreign:
             count = len(log) + (len(ids) if places else 0)
             places.append(f"epoch {epoch} owner {owner} tokens {count} hash {prefix}")
         # The only transition whose keys do not begin with those of the queue.
-        keys = [self.key("place"), self.key("o", request_id)]
+        keys = [self.key("position"), self.key("o", request_id)]
         return self.eval(
             "extend", keys, request_id, *places, len(log), f"{count - 1}-{epoch}",
             msgpack.packb(ids), text_of(ids), "", prefix,

@@ -157,7 +157,7 @@ def not_at_rest(server: RedisServer) -> list[str]:
         if key.startswith(_PREFIX + b"fair:"):
             # What is counted for tenants stays until it expires.
             continue
-        if isinstance(value, Scores) or key in (_PREFIX + b"place", _PREFIX + b"turn"):
+        if isinstance(value, Scores) or key in (_PREFIX + b"position", _PREFIX + b"turn"):
             broken.append(f"I6: {key!r} holds {dict(value)}")
         elif isinstance(value, Stream) and value.groups and key not in server.database.expiries:
             held = sum(len(group.pending) for group in value.groups.values())

@@ -217,7 +217,7 @@ def test_more_claims_than_are_remembered_are_committed_all_the_same(broker, monk
     for start in range(3):
         replies = broker.commit([make_item(claim, start, start + 1) for claim in claims])
         assert {reply.status for reply in replies} == {CommitStatus.OK}
-        assert len(broker._commit_calls._courses) <= 3
+        assert len(broker._commit_calls._known) <= 3
 
 
 def test_a_place_that_redis_lost_is_sent_again_from_there(broker, connection, claimed):
@@ -285,4 +285,4 @@ def test_what_is_known_of_a_claim_is_forgotten_with_its_end(broker):
     assert calls.extension(more).numbers == [0, 1]
     ended = [make_item(claim, 2, 3, final=True), make_item(fenced, 2, 3)]
     calls.committed(ended, b"ok 3 0 8.9\nfenced 0 0 -")
-    assert not calls._courses
+    assert not calls._known
