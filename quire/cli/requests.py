@@ -176,6 +176,10 @@ def _add_constraints(parser: argparse.ArgumentParser) -> None:
     one.add_argument("--choice", action="append", metavar="TEXT", help=choice_text)
     grammar_text = "the output follows the Lark grammar in FILE"
     one.add_argument("--grammar", type=text_file, metavar="FILE", help=grammar_text)
+    space_text = (
+        "white space in JSON: `none` but single spaces as json.dumps writes, or `any` [none]"
+    )
+    parser.add_argument("--json-whitespace", choices=("none", "any"), help=space_text)
 
 
 def _from_stdin() -> str:
@@ -193,7 +197,7 @@ def _from_stdin() -> str:
 def _request_of(arguments: argparse.Namespace, prompt: str) -> RequestArguments:
     sampling = {
         name: getattr(arguments, name)
-        for name in (*_SAMPLING, "stop", *CONSTRAINTS)
+        for name in (*_SAMPLING, "stop", "json_whitespace", *CONSTRAINTS)
         if getattr(arguments, name) is not None
     }
     subject: RequestArguments = {"prompt": prompt}

@@ -21,6 +21,7 @@ from quire.openai.tools.reasoning import (
     reasoning_use_of,
 )
 from quire.wire.choices import MAX_CHOICES, check_number, id_of, seed_of
+from quire.wire.compact_json import with_whitespace
 from quire.wire.json_text import read_object
 from quire.wire.logprobs import MAX_PROMPT_LOGPROBS
 from quire.wire.message import Message
@@ -205,7 +206,7 @@ class OpenAIRequest:
         if key not in self._last:
             body = self._body(*key)
             self._last.clear()
-            self._last[key] = body, check_body(self.kind, body)
+            self._last[key] = with_whitespace(body, check_body(self.kind, body))
         return self._last[key]
 
     def _body(self, prompt: int, choice_of_prompt: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, TypedDict
 
 from quire.errors import InvalidRequest
+from quire.wire.compact_json import with_whitespace
 from quire.wire.pooling import POOLED_KINDS, PooledKind
 from quire.wire.protocol import GenerationRequest, Kind, Priority
 from quire.wire.refusals import nearest
@@ -134,7 +135,8 @@ def build_request(
         # The caller knows the name of the argument, not that of the message's field.
         field = "request_id" if error.field == "id" else error.field
         raise InvalidRequest(field, error.message) from None
-    return request, request.parse_body()
+    body, parsed = with_whitespace(dict(request.body), request.parse_body())
+    return request.model_copy(update={"body": body}), parsed
 
 
 def _generating(arguments: RequestArguments) -> tuple[Kind, dict[str, Any]]:

@@ -74,11 +74,13 @@ class Constraint:
         value: a JSON schema, True (json_object), a regex, a tuple of texts (choice), or a Lark
             grammar.
         field: the field of the body that the caller has set.
+        is_compact: JSON has no white space but a space after `,` and `:`.
     """
 
     kind: Kind
     value: Any
     field: str
+    is_compact: bool = False
 
 
 def constraint_of(fields: Mapping[str, Any], *, written_as: str | None = None) -> Constraint | None:

@@ -15,7 +15,7 @@ always shows its usage their number.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
@@ -160,6 +160,18 @@ def _are_rows(rows: Sequence[Any]) -> bool:
         and not any(map(math.isnan, logprobs))
         and set(map(type, texts)) <= {str}
     )
+
+
+def logprobs_of_chat(body: Mapping[str, Any]) -> Any:
+    """The parameter `logprobs` of a chat. OpenAI's chats split it: a switch, and `top_logprobs`."""
+    switch, top = body.get("logprobs"), body.get("top_logprobs")
+    if top is None:
+        return 0 if switch is True else None if switch is False else switch
+    if switch is not True:
+        raise InvalidRequest("body.top_logprobs", "needs logprobs to be true")
+    if type(top) is not int or not 0 <= top <= MAX_TOP_LOGPROBS:
+        raise InvalidRequest("body.top_logprobs", f"must be 0 to {MAX_TOP_LOGPROBS}")
+    return top
 
 
 def _parts_of(row: Sequence[Any]) -> tuple[int, float, str, tuple[TopLogprob, ...], bytes]:

@@ -76,6 +76,9 @@ def digest_of(request: GenerationRequest, body: ParsedBody | None = None) -> byt
         content = {name: getattr(body.sampling, name) for name in body.sampling.model_fields_set}
         content = {name: value for name, value in content.items() if value != _DEFAULTS[name]}
         seed = content.pop("seed", None)
+        if content.get("json_whitespace") == "none":
+            # What earlier versions could not say is the default of what they asked for.
+            del content["json_whitespace"]
         if "json_schema" in content:
             # Not sorted: the output has its properties in the order of the schema.
             content["json_schema"] = json.dumps(content["json_schema"])

@@ -38,7 +38,7 @@ from quire.wire.constraints import (
     constraint_of,
     written_elsewhere,
 )
-from quire.wire.logprobs import MAX_TOP_LOGPROBS, check_prompt_logprobs
+from quire.wire.logprobs import MAX_TOP_LOGPROBS, check_prompt_logprobs, logprobs_of_chat
 from quire.wire.pooling import PoolingParams, parse_pooling
 from quire.wire.refusals import FaultWithin, path_of, reason_of
 from quire.wire.tools import ToolUse, template_arguments_of, tool_use_of
@@ -117,6 +117,8 @@ class SamplingParams(BaseModel):
     """The output is one of these texts."""
     grammar: _Text | None = None
     """The output follows this grammar, in the syntax of Lark."""
+    json_whitespace: Literal["none", "any"] | None = None
+    """In JSON, white space as `json.dumps` writes (`none`, which clients set), or `any`."""
     seed: _Int | None = Field(default=None, ge=-(1 << 63), lt=1 << 63)
     """Seed of the noise. The client draws one at submit, so that a takeover has the same seed."""
     logprobs: _Int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
@@ -372,20 +374,8 @@ def _sampling_fields(kind: GeneratingKind, body: Mapping[str, Any]) -> dict[str,
     if alias is not None and fields.setdefault("max_tokens", alias) != alias:
         raise InvalidRequest("body.max_completion_tokens", "contradicts max_tokens")
     if kind == "chat.completions":
-        fields |= {"logprobs": _chat_logprobs(body)}
+        fields |= {"logprobs": logprobs_of_chat(body)}
     return fields
-
-
-def _chat_logprobs(body: Mapping[str, Any]) -> Any:
-    """The parameter `logprobs` of a chat. OpenAI's chats split it: a switch, and `top_logprobs`."""
-    switch, top = body.get("logprobs"), body.get("top_logprobs")
-    if top is None:
-        return 0 if switch is True else None if switch is False else switch
-    if switch is not True:
-        raise InvalidRequest("body.top_logprobs", "needs logprobs to be true")
-    if type(top) is not int or not 0 <= top <= MAX_TOP_LOGPROBS:
-        raise InvalidRequest("body.top_logprobs", f"must be 0 to {MAX_TOP_LOGPROBS}")
-    return top
 
 
 def _prompt(kind: GeneratingKind, prompt: object) -> str | list[int]:

@@ -4,6 +4,7 @@ The rule `call` is what follows the opening mark. The rule `SPACE` comes from th
 """
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from quire.openai.tools.argument_types import argument_types
@@ -21,11 +22,14 @@ def call_rules(
     one: ToolFormat,
     special: Mapping[str, int],
     use: ToolUse,
+    *,
+    is_compact: bool,
 ) -> list[str]:
     """The rules. SchemaRefused if a schema cannot be enforced.
 
-    `special` has the ids of marks that are special tokens.
+    `special` has the ids of marks that are special tokens. `is_compact` is that of the JSON.
     """
+    rule_of = partial(json_rule, is_compact=is_compact)
     schema_of_call, is_parallel = use.schema_of_call(), use.is_parallel
     types = argument_types(use.tools)
     end = f"SPACE? {word(one.ends[0], special)}" if one.ends else ""
@@ -35,11 +39,11 @@ def call_rules(
         most = {} if is_parallel else {"maxItems": 1}
         listed = {"type": "array", "items": item, "minItems": 1, **most, "$defs": definitions}
         # A list of calls ends with its bracket, and the mark after it may be left out.
-        return ["call: SPACE? json", json_rule("json", listed)]
+        return ["call: SPACE? json", rule_of("json", listed)]
     if one.shape in ("object", "objects"):
         repeated = ' (SPACE? ";" SPACE? json)*' if one.shape == "objects" and is_parallel else ""
         schema = _with_key(schema_of_call, one.arguments_key)
-        return [f"call: SPACE? json{repeated} {end}", json_rule("json", schema)]
+        return [f"call: SPACE? json{repeated} {end}", rule_of("json", schema)]
     rules, names = [], []
     for index, (name, home) in enumerate(functions_of(schema_of_call)):
         names.append(f"call{index}")
@@ -49,7 +53,7 @@ def call_rules(
             begin = f"{quoted(name)} {call_id} {word(one.separator, special)}"
         if one.tags is None:
             rules.append(f"call{index}: SPACE? {begin} SPACE? json{index} {end}")
-            rules.append(json_rule(f"json{index}", written_arguments(schema_of_call, home)))
+            rules.append(rule_of(f"json{index}", written_arguments(schema_of_call, home)))
         else:
             try:
                 arguments = tagged_rules(
@@ -59,6 +63,7 @@ def call_rules(
                     home,
                     types=types.get(name, {}) if name in use.strict else {},
                     rule=f"arguments{index}",
+                    is_compact=is_compact,
                 )
             except SchemaRefused as error:
                 raise SchemaRefused(f"in the function {name}: {error}") from error

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from engine.constraint import Constraint as EngineConstraint
 from engine.constraint import Failure
 from quire.errors import InvalidRequest
-from quire.wire.constraints import Constraint, Kind
+from quire.wire.constraints import Constraint
 from service.worker.constraints.compile_reasons import reason_of
 from service.worker.constraints.deep_stack import on_deep_stack
 from service.worker.constraints.grammar_cache import GrammarCache
@@ -54,13 +54,19 @@ JSON_SPACE = r"[ \n\r\t]{1,32}"
 #: spellings of a key. The library compares keys by their spelling, so a key of the schema in
 #: another spelling could have any value.
 JSON_ESCAPES = 'nrbtf\\"'
-#: The library's options for a schema.
-JSON_OPTIONS: Final[Any] = {
-    "whitespace_pattern": JSON_SPACE,
+#: The library's options for a schema, whatever white space the output may have.
+_JSON_OPTIONS: Final[Any] = {
     "lenient": False,
     "coerce_one_of": False,
     "json_allowed_escapes": JSON_ESCAPES,
     "json_allow_general_unicode_escapes": False,
+}
+_ANY_SPACE: Final[Any] = {"whitespace_pattern": JSON_SPACE}
+#: As `json.dumps` writes, with or without its spaces.
+_COMPACT: Final[Any] = {
+    "whitespace_flexible": False,
+    "item_separator": ", ?",
+    "key_separator": ": ?",
 }
 #: The schema of `json_object`.
 ANY_OBJECT = {"type": "object"}
@@ -137,7 +143,7 @@ class CompiledGrammars:
         self, wanted: Constraint, output_token_ids: Sequence[int], /, *, is_slow: bool = False
     ) -> EngineConstraint:
         """See `Grammars`. If `is_slow`, the compilation is for this generation alone."""
-        key = _key_of(wanted)
+        key = key_of(wanted)
         matcher = None if is_slow else self._compiled.get(key)
         if matcher is None:
             matcher = self.compile(wanted, is_shared=not is_slow)
@@ -152,11 +158,11 @@ class CompiledGrammars:
 
     def is_ready(self, wanted: Constraint, /) -> bool:
         """See `Grammars`."""
-        return _key_of(wanted) in self._compiled
+        return key_of(wanted) in self._compiled
 
     def set_size(self, wanted: Constraint, *, num_bytes: int) -> None:
         """Set how much memory a compiled constraint holds, for the limit of the cache."""
-        self._compiled.set_size(_key_of(wanted), num_bytes)
+        self._compiled.set_size(key_of(wanted), num_bytes)
 
     def rehearse(self, wanted: Constraint, matcher: "Matcher") -> Failure | None:
         """Why a constraint cannot continue in the middle of an output; None if nothing is found.
@@ -180,7 +186,7 @@ class CompiledGrammars:
             InvalidRequest: the constraint cannot be compiled.
         """
         try:
-            grammar = self._grammar(wanted.kind, wanted.value)
+            grammar = self._grammar(wanted)
         except SchemaRefused as error:
             raise InvalidRequest(wanted.field, shortened(str(error))) from error
         # The lexer has one state for each byte of the texts, so long texts need a higher limit.
@@ -232,16 +238,16 @@ class CompiledGrammars:
         self._compiled.drop(key)
         return self.compile(wanted, is_shared=False)
 
-    def _grammar(self, kind: Kind, value: Any) -> str:
+    def _grammar(self, wanted: Constraint) -> str:
         """The grammar of a constraint, in the library's form. SchemaRefused."""
-        matcher = self._library.LLMatcher
+        kind, value, matcher = wanted.kind, wanted.value, self._library.LLMatcher
         if kind in ("json_schema", "json_object"):
             schema = json.dumps(ANY_OBJECT if kind == "json_object" else enforceable(value))
             # The overrides also win over options in the schema itself (`x-guidance`), with which
             # the library would enforce only a part of it.
             return matcher.grammar_from_json_schema(
                 schema,
-                overrides=JSON_OPTIONS,
+                overrides=json_options(is_compact=wanted.is_compact),
             )
         if kind == "regex":
             return matcher.grammar_from_regex(value)
@@ -249,6 +255,11 @@ class CompiledGrammars:
             # Lark and JSON write strings in the same way.
             value = "start: " + " | ".join(map(json.dumps, value))
         return json.dumps({"grammars": [{"lark_grammar": value}]})
+
+
+def json_options(*, is_compact: bool) -> Any:
+    """The library's options for a schema."""
+    return {**_JSON_OPTIONS, **(_COMPACT if is_compact else _ANY_SPACE)}
 
 
 def load_grammars(
@@ -270,8 +281,9 @@ def _description(
     return {"tokenizer": tokenizer.to_str(), **sizes}
 
 
-def _key_of(wanted: Constraint) -> str:
-    return f"{wanted.kind} {json.dumps(wanted.value)}"
+def key_of(wanted: Constraint) -> str:
+    """What tells compilations apart."""
+    return f"{wanted.kind} {wanted.is_compact} {json.dumps(wanted.value)}"
 
 
 def with_special_token(described: str, token_id: int) -> str:

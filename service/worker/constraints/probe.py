@@ -24,7 +24,7 @@ import structlog
 from engine.constraint import Constraint as EngineConstraint
 from quire.errors import InvalidRequest
 from quire.wire.constraints import Constraint
-from service.worker.constraints.grammars import CompiledGrammars
+from service.worker.constraints.grammars import CompiledGrammars, key_of
 
 #: The most verdicts that are remembered; the least recently used ones are dropped.
 MAX_VERDICTS = 4096
@@ -103,7 +103,7 @@ class Probe:
         Raises:
             ProbeFailed: the constraint could not be tried.
         """
-        key = hashlib.sha256(f"{wanted.kind} {json.dumps(wanted.value)}".encode()).digest()
+        key = hashlib.sha256(key_of(wanted).encode()).digest()
         tried_with, verdict = self._verdicts.get(key, (0.0, Verdict("")))
         if factor > tried_with and (verdict.refusal or not tried_with):
             verdict = self._try(wanted, factor)
@@ -138,6 +138,7 @@ class Probe:
             "kind": wanted.kind,
             "value": wanted.value,
             "field": wanted.field,
+            "is_compact": wanted.is_compact,
             "cpu_seconds": cpu_seconds,
             "memory_bytes": memory_bytes,
             # An output that has begun elsewhere is not refused for what it may never reach.

@@ -107,7 +107,7 @@ def _try(
 ) -> dict[str, Any]:
     """The verdict on one constraint: a reason to refuse it or '', and the cost of compiling it."""
     value = tuple(job["value"]) if job["kind"] == "choice" else job["value"]
-    wanted = Constraint(job["kind"], value, job["field"])
+    wanted = Constraint(job["kind"], value, job["field"], job["is_compact"])
     refusal, num_bytes, cpu_seconds = "", 0, 0.0
     bytes_before, began = heap_bytes(), time.process_time()
     try:

@@ -69,7 +69,9 @@ def mark_ids(tokenizer: Tokenizer) -> dict[str, int]:
     }
 
 
-def answering_grammar(marks: CallMarks | None, use: ToolUse, content: str) -> str:
+def answering_grammar(
+    marks: CallMarks | None, use: ToolUse, content: str, *, is_compact: bool
+) -> str:
     """The grammar of an output that is content of a given form, or calls and nothing else.
 
     `content` is the rule of that form, of this name. Without marks a call is JSON, as one that is
@@ -79,10 +81,15 @@ def answering_grammar(marks: CallMarks | None, use: ToolUse, content: str) -> st
         call = use.schema_of_call()
         own = {"$defs": call.pop("$defs")}
         calls = {"type": "array", "items": call, "minItems": 1}
-        lines = [json_rule("call", call | own), json_rule("calls", calls | own)]
+        lines = [
+            json_rule("call", call | own, is_compact=is_compact),
+            json_rule("calls", calls | own, is_compact=is_compact),
+        ]
         return "\n".join([f"start: content | call{' | calls' * use.is_parallel}", content, *lines])
     if marks.format is HARMONY:
-        return _grammar_of_messages(marks.special, use.schema_of_call(), content=content)
+        return _grammar_of_messages(
+            marks.special, use.schema_of_call(), content=content, is_compact=is_compact
+        )
     one = marks.format
     first, last = (
         (f"({word(mark, marks.special)} SPACE?)? " for mark in one.around)
@@ -92,15 +99,15 @@ def answering_grammar(marks: CallMarks | None, use: ToolUse, content: str) -> st
     many = "+" if use.is_parallel else ""
     bare = " | call SPACE?" if one.shape == "objects" else ""
     called = f"{first}({word(one.begin, marks.special)} call SPACE?){many} {last}{bare}"
-    rules = call_rules(one, marks.special, use)
+    rules = call_rules(one, marks.special, use, is_compact=is_compact)
     return "\n".join([f"start: content | {called}", content, *rules, f"SPACE: {_SPACE}"])
 
 
-def strict_grammar(marks: CallMarks, use: ToolUse) -> str:
+def strict_grammar(marks: CallMarks, use: ToolUse, *, is_compact: bool) -> str:
     """The grammar, in the syntax of Lark. SchemaRefused if a schema cannot be enforced."""
     if marks.format is HARMONY:
-        return _grammar_of_messages(marks.special, use.schema_of_call())
-    rules = call_rules(marks.format, marks.special, use)
+        return _grammar_of_messages(marks.special, use.schema_of_call(), is_compact=is_compact)
+    rules = call_rules(marks.format, marks.special, use, is_compact=is_compact)
     begin, ends = marks.format.begin, marks.format.ends
     # One complement each: with two, the library takes a text for possible that it cannot be.
     wrong = f"(?s:.*)(({any_of(_marks_of_calls())})|({any_of(_before_content())}){_JSON})(?s:.*)"
@@ -137,7 +144,11 @@ def strict_grammar(marks: CallMarks, use: ToolUse) -> str:
 
 
 def _grammar_of_messages(
-    special: Mapping[str, int], schema_of_call: Mapping[str, Any], *, content: str = ""
+    special: Mapping[str, int],
+    schema_of_call: Mapping[str, Any],
+    *,
+    is_compact: bool,
+    content: str = "",
 ) -> str:
     """The grammar of gpt-oss: reasoning and comments, and then an answer or one call.
 
@@ -153,7 +164,8 @@ def _grammar_of_messages(
             f"call{index}: {mark(_HARMONY.begin)} {quoted(f'commentary to=functions.{name} ')}"
             f' ({mark(_CONSTRAIN)})? "json" {mark(_MESSAGE)} json{index}'
         )
-        rules.append(json_rule(f"json{index}", written_arguments(schema_of_call, home)))
+        written = written_arguments(schema_of_call, home)
+        rules.append(json_rule(f"json{index}", written, is_compact=is_compact))
         calls.append(f"call{index}")
     begin = f"{mark(_HARMONY.begin)} "
     end = f'{mark(_HARMONY.end)} {mark(_START)} "assistant"'

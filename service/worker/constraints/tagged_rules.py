@@ -31,6 +31,7 @@ def tagged_rules(
     *,
     types: Mapping[str, str],
     rule: str,
+    is_compact: bool,
 ) -> list[str]:
     """The rule `rule` of all arguments of a function, with those that it needs. SchemaRefused.
 
@@ -42,7 +43,7 @@ def tagged_rules(
     if odd:
         raise SchemaRefused(f"`{min(odd)}` of all arguments cannot be enforced in tags")
     properties = schema.get("properties", {})
-    writing = _Writing(tags, special, rule)
+    writing = _Writing(tags, special, rule, is_compact=is_compact)
     if not properties and schema.get("additionalProperties", True) is not False:
         return writing.any_arguments()
     required = schema.get("required", [])
@@ -63,10 +64,13 @@ def tagged_rules(
 class _Writing:
     """The rules of one function."""
 
-    def __init__(self, tags: Tags, special: Mapping[str, int], rule: str) -> None:
+    def __init__(
+        self, tags: Tags, special: Mapping[str, int], rule: str, *, is_compact: bool
+    ) -> None:
         self._tags = tags
         self._special = special
         self._rule = rule
+        self._is_compact = is_compact
         self._order: list[str] = []
         self._rules: list[str] = []
         self._line = "\n" if tags.has_lines else ""
@@ -115,7 +119,7 @@ class _Writing:
     ) -> str:
         """The value and its end tag."""
         if types is not None and TEXT not in types:
-            self._rules.append(json_rule(f"{rule}_json", reference))
+            self._rules.append(json_rule(f"{rule}_json", reference, is_compact=self._is_compact))
             return f"{rule}_json {self._end()}"
         if schema is False:
             raise SchemaRefused(f"the required argument {name!r} has no value")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from service.worker.constraints.grammars import JSON_OPTIONS
+from service.worker.constraints.grammars import json_options
 from service.worker.constraints.schemas.rewriting import enforceable
 
 
@@ -39,6 +39,7 @@ def text_without(texts: Iterable[str]) -> str:
     return f"/(?s:.*)/ & ~/(?s:.*)({any_of(texts)})(?s:.*)/"
 
 
-def json_rule(name: str, schema: Mapping[str, Any]) -> str:
+def json_rule(name: str, schema: Mapping[str, Any], *, is_compact: bool) -> str:
     """A rule of JSON that this schema accepts. SchemaRefused if it cannot be enforced."""
-    return f"{name}: %json {json.dumps(enforceable(schema) | {'x-guidance': dict(JSON_OPTIONS)})}"
+    options = {"x-guidance": json_options(is_compact=is_compact)}
+    return f"{name}: %json {json.dumps(enforceable(schema) | options)}"

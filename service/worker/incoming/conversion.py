@@ -128,15 +128,16 @@ def _told_prompt(prompt_ids: list[int], body: ParsedBody) -> ToldPrompt:
 def _constraint_of(body: ParsedBody, served: ServedModel) -> Constraint | None:
     """The constraint on an output, as this model writes calls. InvalidRequest."""
     tools, constraint, marks = body.tools, body.constraint, served.tokenizer.call_marks
+    is_compact = body.sampling.json_whitespace == "none"
     if tools is None or tools.required:
-        return constraint
+        return constraint and replace(constraint, is_compact=is_compact)
     if constraint is not None:
         schema = ANY_OBJECT if constraint.kind == "json_object" else constraint.value
         field = constraint.field
         try:
-            content = json_rule("content", schema)
+            content = json_rule("content", schema, is_compact=is_compact)
             field = tools.strict_field or "body.tools"
-            grammar = answering_grammar(marks, tools, content)
+            grammar = answering_grammar(marks, tools, content, is_compact=is_compact)
         except SchemaRefused as error:
             raise InvalidRequest(field, str(error)) from error
         return Constraint("grammar", grammar, constraint.field)
@@ -150,7 +151,7 @@ def _constraint_of(body: ParsedBody, served: ServedModel) -> Constraint | None:
         )
         raise InvalidRequest(field, message)
     try:
-        grammar = strict_grammar(marks, tools)
+        grammar = strict_grammar(marks, tools, is_compact=is_compact)
     except SchemaRefused as error:
         raise InvalidRequest(field, str(error)) from error
     return Constraint("grammar", grammar, field)
@@ -265,7 +266,7 @@ def engine_sampling(wire: SamplingParams, *, request_id: str, max_tokens: int) -
         digest = hashlib.blake2b(request_id.encode(), digest_size=8).digest()
         seed = int.from_bytes(digest, "little", signed=True)
     biases = tuple(wire.logit_bias.items())
-    fields = wire.model_dump(exclude=set[str](CONSTRAINTS))
+    fields = wire.model_dump(exclude={*CONSTRAINTS, "json_whitespace"})
     own = {"seed": seed, "logit_bias": biases, "max_tokens": max_tokens}
     return EngineSampling(**fields | own)
 

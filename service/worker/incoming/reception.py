@@ -191,7 +191,11 @@ class Reception:
 
     def _tell_of_other_model(self, request: GenerationRequest) -> None:
         """A table of models or a caller may have another name for this worker's model."""
-        requested = str(request.body.get("model"))[:MAX_NAME_LENGTH]
+        requested = request.body.get("model")
+        if not isinstance(requested, str):
+            # It may be nested so deeply that it has no text.
+            return
+        requested = requested[:MAX_NAME_LENGTH]
         if requested not in self._told and len(self._told) < MAX_TOLD:
             self._told.add(requested)
             _log.warning(

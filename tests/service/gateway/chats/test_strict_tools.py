@@ -34,7 +34,7 @@ def test_a_takeover_goes_on_under_the_same_grammar(queue: Queue) -> None:
     assert HERMES is not None
     use = parse_body("chat.completions", {"messages": ASK, "tools": TOOLS}).tools
     assert isinstance(use, ToolUse)
-    grammar = strict_grammar(HERMES, use)
+    grammar = strict_grammar(HERMES, use, is_compact=True)
     wanted = Constraint("grammar", grammar, use.strict_field)
     expected = expected_under(wanted, plain_ids(render_chat(ASK)), max_tokens=30)
     request_id = queue.submit(ASK, kind="chat.completions", max_tokens=30, tools=TOOLS)

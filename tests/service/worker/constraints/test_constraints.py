@@ -70,11 +70,11 @@ def test_who_asks_gets_what_was_asked_for_and_nobody_else_is_touched(queue: Queu
 
 
 @pytest.mark.processes
-def test_killed_in_the_middle_of_a_value_it_goes_on_as_it_would_have(queue: Queue):
-    sampling = {"max_tokens": 1000, "seed": 3, "json_schema": NUMBERS}
-    wanted = expected_under(
-        Constraint("json_schema", NUMBERS, "body"), (1, 2), max_tokens=1000, seed=3
-    )
+@pytest.mark.parametrize("space", ["none", "any"])
+def test_killed_in_the_middle_of_a_value_it_goes_on_as_it_would_have(queue: Queue, space: str):
+    sampling = {"max_tokens": 1000, "seed": 3, "json_schema": NUMBERS, "json_whitespace": space}
+    rule = Constraint("json_schema", NUMBERS, "body", is_compact=space == "none")
+    wanted = expected_under(rule, (1, 2), max_tokens=1000, seed=3)
     with Client(queue.url, queue=queue.name) as client:
         handle = client.submit([1, 2], sampling=sampling)
         assert killed_in_the_middle(queue, handle.request_id, tokens=20) < len(wanted)

@@ -95,7 +95,7 @@ def closing(text: str, ends: Sequence[str]) -> list[str]:
 def constraint_for(marks: CallMarks, **fields: Any) -> Constraint:
     use = parse_body("chat.completions", CHAT | {"tools": TOOLS} | fields).tools
     assert use is not None
-    grammar = strict_grammar(marks, use)
+    grammar = strict_grammar(marks, use, is_compact=False)
     return Constraint("grammar", grammar, use.strict_field)
 
 
@@ -275,7 +275,7 @@ def test_a_schema_that_cannot_be_enforced_is_refused() -> None:
     marks = call_marks("<tool_call>", {})
     assert use is not None and marks is not None
     with pytest.raises(ValueError, match="not"):
-        strict_grammar(marks, use)
+        strict_grammar(marks, use, is_compact=False)
 
 
 def grammar_in_tags(**fields: Any) -> str:
@@ -284,7 +284,7 @@ def grammar_in_tags(**fields: Any) -> str:
     use = parse_body("chat.completions", CHAT | {"tools": tools}).tools
     marks = call_marks("<tool_call><function=><parameter=>", {})
     assert use is not None and marks is not None
-    return strict_grammar(marks, use)
+    return strict_grammar(marks, use, is_compact=False)
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,12 @@ def answering(name: str | None, **fields: Any) -> tuple[Constraint, Tokenizer, C
     marks, tokenizer, grammars = model(name or "hermes")
     use = parse_body("chat.completions", CHAT | {"tools": TOOLS} | fields).tools
     assert use is not None
-    grammar = answering_grammar(None if name is None else marks, use, json_rule("content", ANSWER))
+    grammar = answering_grammar(
+        None if name is None else marks,
+        use,
+        json_rule("content", ANSWER, is_compact=False),
+        is_compact=False,
+    )
     return Constraint("grammar", grammar, "body.response_format"), tokenizer, grammars
 
 
