@@ -230,8 +230,13 @@ class Gateway:
         return JSONResponse({"ok": True})
 
     async def _readyz(self, _: Request) -> Response:
-        is_ready = not self._lifecycle.is_draining and await self._redis_answers()
-        return JSONResponse({"ok": is_ready}, status_code=200 if is_ready else 503)
+        if self._lifecycle.is_draining:
+            reason = "this gateway drains"
+        elif not await self._redis_answers():
+            reason = "Redis does not answer"
+        else:
+            return JSONResponse({"ok": True})
+        return JSONResponse({"ok": False, "reason": reason}, status_code=503)
 
     async def _scrape(self, request: Request) -> Response:
         content, content_type = self.metrics.exposition(request.headers.get("Accept", ""))

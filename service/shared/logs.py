@@ -52,6 +52,7 @@ def configure_logs(
     if as_json:
         renderers: list[Processor] = [
             partial(_name_worker, worker=worker),
+            _begin_with_event,
             structlog.processors.JSONRenderer(),
         ]
     else:
@@ -85,6 +86,12 @@ def configure_logs(
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
+
+
+def _begin_with_event(_: object, __: str, event: EventDict) -> EventDict:
+    """Put first what a person looks for in a line."""
+    first = {name: event[name] for name in ("event", "level") if name in event}
+    return {**first, **event}
 
 
 def take_over_libraries() -> None:

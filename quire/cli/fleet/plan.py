@@ -99,19 +99,21 @@ def plan_for(load: Load, speed: Speed) -> Plan:
 
 def add_plan(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire plan`."""
+    parser.epilog = "for instance: quire plan --rate 20 --output-tokens 300 --worker-speed 2500"
     numbers = (
-        ("--rate", "requests per second, over the busiest hour", None),
+        ("--rate", "requests per second, over the busiest hour [1]", 1.0),
         ("--prompt-tokens", "tokens of a prompt [500]", 500.0),
-        ("--output-tokens", "tokens of an output", None),
-        ("--worker-speed", "output tokens per second of one worker; measure it: quire bench", None),
+        ("--output-tokens", "tokens of an output [300]", 300.0),
+        (
+            "--worker-speed",
+            "output tokens per second of one worker; measure yours: quire bench [100]",
+            100.0,
+        ),
         ("--prompt-speed", "prompt tokens per second of one worker; unset: prompts are free", 0.0),
         ("--kept", "seconds for which results stay: retention_seconds [3600]", 3600.0),
     )
     for flag, help_, default in numbers:
-        parser.add_argument(
-            flag, type=not_negative, required=default is None, default=default, metavar="N",
-            help=help_,
-        )  # fmt: skip
+        parser.add_argument(flag, type=not_negative, default=default, metavar="N", help=help_)
     parser.add_argument(
         "--waiting", type=positive, default=1000, metavar="N", help="most that wait at once [1000]"
     )

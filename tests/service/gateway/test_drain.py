@@ -15,6 +15,7 @@ from tests.service.gateway.front import CHAT, COMPLETIONS, text_of_events
 
 def wait_until_draining(gateway):
     eventually(lambda: gateway.get("/readyz").status == 503, "the gateway drains")
+    assert gateway.get("/readyz").body["reason"] == "this gateway drains"
 
 
 def test_open_answers_go_on_and_new_calls_are_refused(gateway, script):

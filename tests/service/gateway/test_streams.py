@@ -328,7 +328,8 @@ def test_a_redis_that_is_away_is_told_so_and_the_gateway_is_not_ready(gateway, f
         # Where Redis is concerns those who run it, and not every tenant.
         assert reply.error["message"] == "the queue cannot be reached now; try again"
         assert [line["reason"][:23] for line in said] == ["Redis cannot be reached"]
-        assert gateway.get("/readyz").status == 503
+        refused = gateway.get("/readyz")
+        assert (refused.status, refused.body["reason"]) == (503, "Redis does not answer")
         assert gateway.get("/livez").status == 200
     assert gateway.get("/readyz").status == 200
 

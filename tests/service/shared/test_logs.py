@@ -53,6 +53,7 @@ def test_where_nobody_watches_every_event_is_one_line_of_json():
     assert [event["event"] for event in events] == ["finished", "from a library", "failed"]
     assert events[0]["request_id"] == "r-1"
     assert events[0]["level"] == "info"
+    assert all([*event][:2] == ["event", "level"] for event in events)
     assert events[0]["timestamp"].endswith("Z")
     assert "ZeroDivisionError" in events[2]["exception"]
 

@@ -44,7 +44,15 @@ def test_the_command_prints_a_table_or_json(quire):
     assert (code, json.loads(out)["workers"]) == (EXIT_OK, 3)
     code, out, _ = quire("plan", *flags, "--worker-speed", "2000")
     assert code == EXIT_OK and "36000 are kept" in out
-    assert quire("plan", *flags)[0] == EXIT_USAGE
+    assert quire("plan", *flags, "--rate", "-1")[0] == EXIT_USAGE
+
+
+def test_the_command_has_a_default_for_each_number_and_an_example_that_runs(quire):
+    assert "workers" in quire("plan")[1]
+    code, shown, _ = quire("plan", "--help")
+    example = shown.partition("for instance: quire ")[2].split()
+    assert code == EXIT_OK and example[0] == "plan"
+    assert "workers" in quire(*example)[1]
 
 
 @pytest.mark.parametrize(
