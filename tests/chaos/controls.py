@@ -212,12 +212,26 @@ def _cancel_put_off(stage: Stage, doctored: tuple[str, ...]) -> None:
 
 def _cancel_not_minded(stage: Stage, doctored: tuple[str, ...]) -> None:
     """A request is cancelled whose worker stands still, and dies before it hears of that."""
-    first = stage.start_worker()
+    first, caller = stage.start_worker(), stage.callers[0]
     _begin(stage, tokens=20)
     first.pause()
-    stage.cancel(stage.callers[0], stage.broker)
+    # A client that waits ends what is cancelled when its lease is over, as a worker does.
+    waiting = tuple(stage.clients)
+    for client in waiting:
+        client.kill()
+    stage.cancel(caller, stage.broker)
+    claims = caller.cancellations[-1].claims
     first.kill()
     stage.start_worker(*doctored)
+    stage.until(
+        lambda: (
+            stage.claims_of(caller) != claims
+            or stage.broker.status(caller.request_id).state.is_terminal
+        ),
+        "the end of the first claim",
+    )
+    for client in waiting:
+        stage.kill_client(client)
 
 
 def _claims_lost_in_silence(stage: Stage, doctored: tuple[str, ...]) -> None:
