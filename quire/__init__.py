@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from quire.client.client import Client, Handle
     from quire.client.client_async import AsyncClient, AsyncHandle
+    from quire.client.generations import Generation, Generations
     from quire.client.group_handle import GroupHandle
     from quire.client.group_handle_async import AsyncGroupHandle
     from quire.client.reader import SharedReadsBroker
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
         Cancelled,
         DeadlineExceeded,
         DurabilityUnavailable,
+        InvalidOutput,
         InvalidRequest,
         OutputRewound,
         ProtocolError,
@@ -83,9 +85,12 @@ __all__ = [
     "Execution",
     "Fairness",
     "FinishReason",
+    "Generation",
     "GenerationRequest",
+    "Generations",
     "GroupHandle",
     "Handle",
+    "InvalidOutput",
     "InvalidRequest",
     "Likelihood",
     "LocalRedis",
@@ -130,6 +135,7 @@ _NAMES_OF = {
         "Cancelled",
         "DeadlineExceeded",
         "DurabilityUnavailable",
+        "InvalidOutput",
         "InvalidRequest",
         "OutputRewound",
         "ProtocolError",
@@ -142,6 +148,7 @@ _NAMES_OF = {
         "UnsupportedVersion",
         "WaitTimeout",
     ),
+    "client.generations": ("Generation", "Generations"),
     "client.group_handle": ("GroupHandle",),
     "client.reader": ("SharedReadsBroker",),
     "client.vectors": ("Likelihood",),

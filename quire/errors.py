@@ -11,6 +11,7 @@ QuireError
 ├── RequestFailed         the request has ended without completing; has the Completion
 │   ├── Cancelled             a caller has cancelled it
 │   └── DeadlineExceeded      its deadline has passed
+├── InvalidOutput         an output that is not what the caller's schema says
 ├── OutputRewound         the log does not continue what its reader has: Redis lost tokens
 ├── DurabilityUnavailable the server cannot confirm writes to disk, as a durable broker requires
 ├── WaitTimeout           `result(timeout=)` ran out of time; the request continues
@@ -150,6 +151,18 @@ class Cancelled(RequestFailed):
 
 class DeadlineExceeded(RequestFailed):
     """The request's deadline, or its longest time in the queue, has passed before it completed."""
+
+
+class InvalidOutput(QuireError):
+    """The request has completed, and its output is not what the caller's schema says.
+
+    Often `max_tokens` was too low for the whole output. `completion` is the terminal record, with
+    the text.
+    """
+
+    def __init__(self, message: str, *, completion: TerminalRecord) -> None:
+        super().__init__(message)
+        self.completion = completion
 
 
 class OutputRewound(QuireError):

@@ -15,8 +15,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from enum import Enum
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +29,7 @@ from quire.queue.side import Side
 from quire.transport.connection import connect
 from quire.wire.arguments import MAX_AHEAD_SECONDS, QueueSettings
 from quire.wire.json_text import read_object
+from quire.wire.json_values import plain
 from quire.wire.protocol import MAX_REQUEST_ID_LENGTH, REQUEST_ID_PATTERN
 
 #: The most names of a list that are printed.
@@ -287,23 +287,3 @@ def to_json(value: Any) -> str:
     """One line of JSON for any of our records; in ASCII if stdout's encoding is not UTF."""
     is_utf = (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf")
     return json.dumps(plain(value), ensure_ascii=not is_utf, allow_nan=False)
-
-
-def plain(value: Any) -> Any:
-    """Converts to JSON's types: records to maps, enums to names, bytes to text, `raw` to numbers.
-
-    NaN and Infinity become null: metadata and log-probabilities of a message may contain them.
-    """
-    if isinstance(value, Enum):
-        return value.name.lower()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = dataclasses.fields(value)
-        values = {field.name: getattr(value, field.name) for field in fields}
-        return {name: [*one] if name == "raw" else plain(one) for name, one in values.items()}
-    if isinstance(value, Mapping):
-        return {str(plain(key)): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
-    if isinstance(value, bytes):
-        return value.decode(errors="replace")
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -14,7 +14,6 @@ from quire.cli.console import (
     client_of,
     few,
     not_negative,
-    plain,
     sides_of,
 )
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
@@ -26,6 +25,7 @@ from quire.queue.request.status import RequestStatus
 from quire.queue.roles import Observer, Operator
 from quire.queue.view.view import Part, QueueView, view_queues
 from quire.queue.workers.workers import GONE_SECONDS
+from quire.wire.json_values import plain
 from quire.wire.protocol import Activity
 
 #: The most dead letters that are searched for an id, or purged at once.

@@ -17,7 +17,6 @@ from quire.cli.console import (
     flags_of,
     json_map,
     not_negative,
-    plain,
     schema_file,
     text_file,
 )
@@ -27,6 +26,7 @@ from quire.errors import BrokerUnavailable, InvalidRequest, ProtocolError, Reque
 from quire.queue.side import Side
 from quire.wire.arguments import RequestArguments
 from quire.wire.constraints import CONSTRAINTS
+from quire.wire.json_values import plain
 from quire.wire.output import Completion
 from quire.wire.protocol import GenerationRequest
 from quire.wire.sampling import SamplingParams

@@ -14,49 +14,45 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 import redis.asyncio
 
-from quire.client.conflicts import refuse_others
 from quire.client.handle_async import AsyncHandle
-from quire.client.vectors import (
-    Choices,
-    Inputs,
-    Likelihood,
-    Timer,
-    choice_requests,
-    likelihood_of,
-    requests_for,
-)
-from quire.errors import QuireError, RequestFailed
+from quire.client.submitting_async import AsyncSubmitter
+from quire.errors import InvalidRequest, QuireError, RequestFailed
 from quire.queue.producer_async import AsyncProducer
 from quire.queue.request.status import RequestStatus
-from quire.queue.submit.messages import Item, must_ask_clock, ready_messages
-from quire.queue.submit.routing import Parting, check_group_name, shard_of
-from quire.queue.workers.workers import WorkerInfo, adapters_of, kinds_of, models_of
-from quire.tracing import NO_HEADERS, sending
-from quire.transport.concurrency_async import all_of, list_of
+from quire.transport.concurrency_async import all_of
 from quire.transport.connection_async import connect_async
-from quire.wire.arguments import QueueSettings, RequestArguments, RequestOptions
-from quire.wire.choices import choices_of
+from quire.wire.arguments import (
+    GenerateOptions,
+    QueueSettings,
+    RequestArguments,
+    RequestOptions,
+    named_options,
+)
 from quire.wire.ends import End
-from quire.wire.message import Message
 from quire.wire.output import Completion, State, TokenChunk
 
 if TYPE_CHECKING:
-    from quire.client.group_handle_async import AsyncGroupHandle
+    from quire.client.generations import Generation, Generations
+    from quire.client.vectors import Choices, Inputs, Likelihood
+    from quire.queue.workers.workers import WorkerInfo
 
 __all__ = ["DEFAULT_URL", "AsyncClient", "AsyncHandle"]
+
+_Parsed = TypeVar("_Parsed")
+
+#: How many requests `embed` and `likelihoods` submit before they wait for their ends.
+MAX_AT_ONCE = 1024
 
 #: The usual address of a Redis.
 DEFAULT_URL = "redis://127.0.0.1:6379/0"
 
 
-class AsyncClient:
+class AsyncClient(AsyncSubmitter):
     """Talks to one queue from one event loop.
 
     `broker` is a Redis URL, a connection from `quire.connect_async`, or an AsyncBroker with its own
@@ -84,17 +80,17 @@ class AsyncClient:
         connection = self._owned or broker
         self._owns_brokers = isinstance(connection, redis.asyncio.Redis)
         if isinstance(connection, AsyncProducer):
-            self.brokers = [connection]
+            brokers = [connection]
         elif not isinstance(connection, redis.asyncio.Redis):
             raise TypeError(
                 "an AsyncClient takes a url, a connection from `connect_async`, or an AsyncBroker"
             )
         else:
-            self.brokers = [
+            brokers = [
                 AsyncProducer(connection, queue=queue, shard=shard, **settings)
                 for shard in range(shards)
             ]
-        self._tenant = tenant
+        super().__init__(brokers, tenant=tenant)
 
     async def __aenter__(self) -> AsyncClient:
         return self
@@ -115,90 +111,80 @@ class AsyncClient:
         if self._owned is not None:
             await self._owned.aclose()
 
-    async def submit(
-        self, prompt: str | Sequence[int] | None = None, **options: Unpack[RequestOptions]
-    ) -> AsyncHandle:
-        """Enqueues one request: a text, token ids, or the `messages` of a chat.
-
-        With an `input` in place of these, it asks a model for embeddings for the vector of a text
-        or of token ids: `embedding` of its completion. With `kind` `scores` it asks a model with a
-        classification head for its scores, of the input or of input and `pair`; or, with a
-        `choice`, a model that generates text for the choice's log-probabilities, as `likelihoods`
-        does.
-        `sampling` is a SamplingParams or a map of its fields, `priority` a name or a Priority,
-        `deadline` in seconds from now. With `delay_seconds`, or a time `not_before`, the request is
-        scheduled, and queued at that time. With a `request_id` the call may be repeated: by another
-        process, or after BrokerUnavailable, when it is unknown whether the request is queued.
-        RequestConflict if another request, open or ended, has the id. If the tenant has used the
-        `idempotency_key` before, the handle is that of the earlier request. A queue has one model;
-        another `model` is refused. Name an adapter as `adapter`, or in `model` as
-        `<model>:<adapter>`. The requests of a tenant with the same `session_id` run one after the
-        other, in the order of their submits. InvalidRequest, QueueFull.
-        """
-        (handle,) = await self.submit_many([{"prompt": prompt, **options}])
-        return handle
+    @overload
+    async def generate(
+        self, prompts: Iterable[Any], *, schema: type[_Parsed], **options: Unpack[GenerateOptions]
+    ) -> Generations[_Parsed]: ...
 
     @overload
-    async def submit_many(self, requests: Iterable[Item]) -> list[AsyncHandle]: ...
+    async def generate(
+        self,
+        prompts: Iterable[Any],
+        *,
+        schema: Mapping[str, Any] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Generations[Any]: ...
+
+    @named_options(GenerateOptions)
+    async def generate(
+        self, prompts: Iterable[Any], *, schema: Any = None, **options: Unpack[GenerateOptions]
+    ) -> Generations[Any]:
+        """The outputs for many prompts, in the order of the prompts.
+
+        A list, a column of a table, or any other iterable: of texts, chats (lists of messages) or
+        arrays of token ids. With a `schema`, which is a pydantic class, another type that pydantic
+        can read, or a JSON schema, each output is parsed into it.
+
+        At most `window` requests are in flight. Those of a run with a `name` are members of the
+        group of this name, and their ids follow from name, index, prompt and options. So a call
+        that is repeated, by another process as well, continues: no output is generated twice while
+        the queue keeps it, and what failed before is tried again. A run without a name ends with
+        the call: its open requests are cancelled.
+
+        With `errors` "raise", the first prompt without an output ends the call with its error:
+        InvalidRequest, RequestFailed, or InvalidOutput for what is not as the schema says. With
+        "return" the errors are with the results. `progress` shows how far the run is, in a terminal
+        and in a notebook. WaitTimeout after `timeout` seconds; the requests of a run with a name
+        continue. The other options are those of `submit` and the sampling parameters.
+        InvalidRequest for a wrong one, before anything is sent.
+        """
+        from quire.client.generations import Generations
+
+        each = self.generate_each(prompts, schema=schema, **options)
+        return Generations([one async for one in each])
 
     @overload
-    async def submit_many(self, requests: Iterable[Item], *, group: str) -> AsyncGroupHandle: ...
+    def generate_each(
+        self, prompts: Iterable[Any], *, schema: type[_Parsed], **options: Unpack[GenerateOptions]
+    ) -> AsyncIterator[Generation[_Parsed]]: ...
 
-    async def submit_many(
+    @overload
+    def generate_each(
         self,
-        requests: Iterable[Item],
+        prompts: Iterable[Any],
         *,
-        group: str | None = None,
-    ) -> list[AsyncHandle] | AsyncGroupHandle:
-        """Enqueues many requests in few round trips; a map has the arguments of one `submit`.
+        schema: Mapping[str, Any] | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> AsyncIterator[Generation[Any]]: ...
 
-        For type checkers, annotate a list of maps as list[RequestArguments].
-        With a `group` they become its members, with the ids `<group>~<id>`, and the handle of the
-        group is returned. A call with the same ids may be repeated; members may be added later.
-        InvalidRequest, with the `index` of the wrong item, before anything is sent. QueueFull if
-        some were refused; its `accepted` are the ids of the others, which are in the queue.
-        RequestConflict, as for `submit`, after all were sent.
+    @named_options(GenerateOptions)
+    def generate_each(
+        self, prompts: Iterable[Any], *, schema: Any = None, **options: Unpack[GenerateOptions]
+    ) -> AsyncIterator[Generation[Any]]:
+        """Like `generate`, but yields each result when it and all before it are there.
+
+        Takes prompts and holds results only for its window, so that a generator may have millions.
         """
-        name = None if group is None else check_group_name(group)
-        given = list(requests)
-        with self._sending(len(given)) as headers:
-            messages = await self._ready(given, group=name, headers=headers)
-            handles = await self._submit(messages, given)
-        return handles if name is None else self.attach_group(name)
+        from quire.client.generating_async import generations_of
+        from quire.client.plan import RunPlan
 
-    async def submit_kept(self, requests: Sequence[Item], kept: bytes) -> list[AsyncHandle]:
-        """Like `submit_many`; `kept` is stored with the first request, for as long as its results.
-
-        Only the call that creates the request stores it. Workers never read it.
-        """
-        with self._sending(len(requests)) as headers:
-            first, *others = await self._ready(requests, headers=headers)
-            return await self._submit([replace(first, kept=kept), *others], requests)
-
-    async def submit_choices(
-        self,
-        prompt: str | Sequence[int] | None = None,
-        *,
-        n: int,
-        **options: Unpack[RequestOptions],
-    ) -> list[AsyncHandle]:
-        """Enqueues one request for `n` answers; returns a handle for each, in their order.
-
-        The options are those of `submit`. Each choice is a separate request, with the id
-        `<request id>:<index>` and a seed derived from the request's. The first choice has the
-        request's seed, and a single choice also its id. A call with the same id may be repeated.
-        InvalidRequest, QueueFull.
-        """
-        arguments: RequestArguments = {"prompt": prompt, **options}
-        with self._sending(n) as headers:
-            (message,) = await self._ready([arguments], headers=headers)
-            messages = await list_of(choices_of(message.request, n))
-            return await self._submit(messages, [arguments] * n)
+        plan = RunPlan.of(prompts, schema, {"tenant": self._tenant, **options})
+        return generations_of(plan, self.brokers, ready=self._ready, send=self._send)
 
     async def embed(
         self, inputs: Inputs, *, timeout: float | None = None, **options: Unpack[RequestOptions]
     ) -> list[list[float]]:
-        """The vectors of texts or arrays of token ids, in their order.
+        """The vectors of texts or arrays of token ids, in their order, however many there are.
 
         Each input is a request of its own; the options are those of `submit`, among them
         `dimensions`, `prompt_name` and `truncate_prompt_tokens`. With a `request_id` the requests
@@ -206,6 +192,8 @@ class AsyncClient:
         are cancelled, and the error of the first is raised. WaitTimeout after `timeout` seconds;
         the requests continue. InvalidRequest, QueueFull, and the errors of `Handle.result`.
         """
+        from quire.client.vectors import requests_for
+
         ends = await self._ends_of_all(requests_for(inputs, options), timeout)
         return [one.embedding for one in ends]
 
@@ -224,31 +212,37 @@ class AsyncClient:
         space, and do not end the prompt with one. Each choice is a request of its own, as each
         input of `embed` is; options, ids, errors and `timeout` are as there.
         """
+        from quire.client.vectors import choice_requests, likelihood_of
+
         ends = await self._ends_of_all(choice_requests(prompt, choices, options), timeout)
         return list(map(likelihood_of, choices, ends))
 
     async def _ends_of_all(
         self, requests: list[RequestArguments], timeout: float | None
     ) -> list[Completion]:
-        """Submits the requests and waits for all. If one fails, the others are cancelled."""
-        handles, timer = await self.submit_many(requests), Timer(timeout)
-        try:
-            return await all_of(one.result(timeout=timer.left) for one in handles)
-        except RequestFailed:
-            for one in handles:
-                with contextlib.suppress(QuireError):
-                    await one.cancel()
-            raise
+        """Submits the requests and waits for all, MAX_AT_ONCE at a time.
 
-    def attach(self, request_id: str) -> AsyncHandle:
-        """A handle to a request submitted elsewhere or earlier. Nothing is sent yet."""
-        return AsyncHandle(self.broker_of(request_id), request_id)
+        If one fails, the others of its part are cancelled, and the rest is not submitted.
+        """
+        from quire.client.vectors import Timer
 
-    def attach_group(self, group: str) -> AsyncGroupHandle:
-        """A handle to a group submitted elsewhere or earlier. Nothing is sent yet."""
-        from quire.client.group_handle_async import AsyncGroupHandle
-
-        return AsyncGroupHandle(self.brokers, group)
+        timer, ends = Timer(timeout), list[Completion]()
+        for first in range(0, len(requests), MAX_AT_ONCE):
+            try:
+                handles = await self.submit_many(requests[first : first + MAX_AT_ONCE])
+            except InvalidRequest as error:
+                if first == 0:
+                    raise
+                index = first + (error.index or 0)
+                raise InvalidRequest(error.field, error.message, index=index) from None
+            try:
+                ends += await all_of(one.result(timeout=timer.left) for one in handles)
+            except RequestFailed:
+                for one in handles:
+                    with contextlib.suppress(QuireError):
+                        await one.cancel()
+                raise
+        return ends
 
     def stream(
         self, request_id: str, *, after: int = 0, prefix_hash: str = ""
@@ -306,14 +300,20 @@ class AsyncClient:
 
     async def models(self) -> list[str]:
         """The models that the queue's live workers serve, sorted; empty if there is no worker."""
+        from quire.queue.workers.workers import models_of
+
         return models_of(await self._workers())
 
     async def adapters(self) -> dict[str, list[str]]:
         """For each such model, the adapters that some worker has, sorted."""
+        from quire.queue.workers.workers import adapters_of
+
         return adapters_of(await self._workers())
 
     async def kinds(self) -> dict[str, str]:
         """The models of live workers that make vectors, each with the kind that it serves."""
+        from quire.queue.workers.workers import kinds_of
+
         return kinds_of(await self._workers())
 
     async def _workers(self) -> list[WorkerInfo]:
@@ -322,59 +322,6 @@ class AsyncClient:
     async def now_ms(self) -> int:
         """The broker's clock, in unix milliseconds. Deadlines are times on this clock."""
         return await self.brokers[0].now_ms()
-
-    def broker_of(self, request_id: str) -> AsyncProducer:
-        return self.brokers[shard_of(request_id, len(self.brokers))]
-
-    def _sending(self, num_requests: int) -> AbstractContextManager[Mapping[str, str]]:
-        return sending(self.brokers[0].keys.queue, num_requests=num_requests)
-
-    async def _ready(
-        self,
-        items: Sequence[Item],
-        *,
-        group: str | None = None,
-        headers: Mapping[str, str] = NO_HEADERS,
-    ) -> list[Message]:
-        """The checked messages, with their final ids."""
-        # Times are on the broker's clock; it is read once for all requests.
-        now_ms = await self.brokers[0].now_ms() if must_ask_clock(items) else None
-        num_shards = len(self.brokers)
-        return await list_of(
-            ready_messages(
-                items,
-                tenant=self._tenant,
-                now_ms=now_ms,
-                num_shards=num_shards,
-                group=group,
-                headers=headers,
-            )
-        )
-
-    async def _submit(
-        self,
-        messages: Sequence[Message],
-        given: Sequence[Item],
-    ) -> list[AsyncHandle]:
-        """Submits the messages to their shards; returns handles in the order of the messages.
-
-        `given` are the caller's arguments, from which the messages were made. QueueFull,
-        RequestConflict.
-        """
-        parting = Parting(messages, len(self.brokers))
-        for shard, part in parting.parts():
-            try:
-                submitted = await self.brokers[shard].submit_messages(part)
-            except QuireError as error:
-                parting.failed(error)
-            else:
-                parting.answered(shard, submitted)
-        answers = parting.answers()
-        refuse_others(messages, given, answers, num_shards=len(self.brokers))
-        return [
-            AsyncHandle(self.broker_of(one.request_id), one.request_id, known=True)
-            for one in answers
-        ]
 
 
 def _check_shards(shards: int, *, is_broker: bool, settings: Mapping[str, Any]) -> None:

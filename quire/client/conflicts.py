@@ -56,6 +56,8 @@ def _names_seed(given: Item) -> bool:
         given = given.request
     if isinstance(given, GenerationRequest):
         return given.body.get("seed") is not None
+    if isinstance(given, str):
+        return False
     sampling: SamplingParams | Mapping[str, Any] | None = given.get("sampling")
     if isinstance(sampling, SamplingParams):
         return sampling.seed is not None

@@ -11,7 +11,7 @@ from typing import Any
 from quire.errors import InvalidRequest, ProtocolError
 from quire.wire.arguments import RequestArguments, RequestOptions
 from quire.wire.choices import id_of
-from quire.wire.codec import is_token_ids
+from quire.wire.codec import is_token_ids, without_numpy
 from quire.wire.output import Completion
 from quire.wire.pooling import MAX_INPUTS
 
@@ -53,8 +53,8 @@ def requests_for(inputs: Inputs, options: RequestOptions) -> list[RequestArgumen
     A `request_id` or an `idempotency_key` gets the index of the input, as that of a choice does.
     """
     each = _parted(inputs)
-    if not 0 < len(each) <= MAX_INPUTS:
-        raise InvalidRequest("inputs", f"must be 1 to {MAX_INPUTS} texts or arrays of token ids")
+    if not each:
+        raise InvalidRequest("inputs", "must be texts or arrays of token ids, at least one")
     return _numbered([{"prompt": None, **options, "input": one} for one in each], options)
 
 
@@ -97,6 +97,7 @@ def _numbered(requests: list[RequestArguments], options: RequestOptions) -> list
 
 
 def _parted(inputs: Inputs) -> list[Any]:
+    inputs = without_numpy(inputs)
     if isinstance(inputs, str):
         return [inputs]
     if isinstance(inputs, bytes | bytearray | Mapping) or not isinstance(inputs, Sequence):

@@ -27,7 +27,8 @@ from quire.wire.logprobs import MAX_PROMPT_LOGPROBS
 from quire.wire.message import Message
 from quire.wire.pooling import MAX_INPUTS, is_pooled
 from quire.wire.protocol import MAX_REQUEST_ID_LENGTH, GenerationRequest, Kind
-from quire.wire.sampling import ParsedBody, validated
+from quire.wire.refusals import validated
+from quire.wire.sampling import ParsedBody
 from quire.wire.sampling import parse_body as check_body
 from quire.wire.tools import ToolUse
 

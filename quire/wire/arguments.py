@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict, TypeVar
 
 from quire.errors import InvalidRequest
+from quire.wire.codec import without_numpy
 from quire.wire.compact_json import with_whitespace
 from quire.wire.pooling import POOLED_KINDS, PooledKind
 from quire.wire.protocol import GenerationRequest, Kind, Priority
-from quire.wire.refusals import nearest
-from quire.wire.sampling import ParsedBody, SamplingParams, validated
+from quire.wire.refusals import nearest, validated
+from quire.wire.sampling import ParsedBody, SamplingParams
+from quire.wire.sampling_fields import SamplingFields
 
 #: Bits of a seed that the client draws.
 SEED_BITS = 63
@@ -53,7 +56,7 @@ class RequestOptions(PoolingOptions, total=False):
     parallel_tool_calls: bool | None
     #: Variables of the model's chat template, such as `enable_thinking`.
     chat_template_kwargs: Mapping[str, Any] | None
-    sampling: SamplingParams | Mapping[str, Any] | None
+    sampling: SamplingParams | SamplingFields | Mapping[str, Any] | None
     priority: str | int | Priority
     #: Seconds from now.
     deadline: float | None
@@ -82,6 +85,32 @@ class RequestArguments(RequestOptions, total=False):
     prompt: str | Sequence[int] | None
 
 
+class GenerateOptions(SamplingFields, total=False):
+    """The options of `Client.generate`: the sampling parameters, and those of `submit` for all."""
+
+    #: The name of the run: another call with it goes on with the run.
+    name: str | None
+    errors: Literal["raise", "return"]
+    #: Whether to show how far the run is, if somebody looks at a terminal or notebook.
+    progress: bool
+    #: The most requests in flight.
+    window: int
+    #: In seconds, for the whole run.
+    timeout: float | None
+    tools: Sequence[Mapping[str, Any]] | None
+    tool_choice: str | Mapping[str, Any] | None
+    parallel_tool_calls: bool | None
+    chat_template_kwargs: Mapping[str, Any] | None
+    priority: str | int | Priority
+    #: For each request, in seconds from its submit.
+    deadline: float | None
+    model: str | None
+    adapter: str | None
+    tenant: str | None
+    metadata: Mapping[str, Any] | None
+    headers: Mapping[str, str] | None
+
+
 class QueueSettings(TypedDict, total=False):
     """Settings of a client's queue other than its name; each as in `Broker`.
 
@@ -96,6 +125,33 @@ class QueueSettings(TypedDict, total=False):
     max_attempts: int
     retry_seconds: float
     durable: bool
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def named_options(options: type) -> Callable[[_Function], _Function]:
+    """Names each of the options, a TypedDict, in the signature of a function that takes them all.
+
+    Notebooks and `help` read it. Type checkers read the function itself.
+    """
+    # An annotation that nobody has evaluated yet is a ForwardRef.
+    kinds = {
+        name: getattr(kind, "__forward_arg__", kind)
+        for name, kind in options.__annotations__.items()
+    }
+    named = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=..., annotation=kind)
+        for name, kind in kinds.items()
+    ]
+
+    def name_them(function: _Function) -> _Function:
+        signature = inspect.signature(function)
+        given = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        vars(function)["__signature__"] = signature.replace(parameters=[*given, *named])
+        return function
+
+    return name_them
 
 
 #: The arguments that are fields of the body of a chat with the same name.
@@ -117,10 +173,11 @@ def build_request(
     InvalidRequest names the argument at fault.
     """
     if not isinstance(arguments, Mapping):
-        raise InvalidRequest("request", "must be a GenerationRequest or a map of arguments")
+        raise InvalidRequest("request", "must be a text, a request or a map of arguments")
     for name in arguments:
         if name not in _ARGUMENTS:
             raise InvalidRequest(name, f"unknown argument{_suggestion(name)}")
+    arguments = without_numpy(dict(arguments))
     kind, body = _pooled(arguments) or _generating(arguments)
     for name in ("model", "adapter"):
         if arguments.get(name) is not None:
@@ -215,6 +272,8 @@ def _subject(
         return "completions", {"prompt": prompt}
     if not _is_sequence(prompt):
         raise InvalidRequest("prompt", "must be a text or a sequence of token ids")
+    if prompt and isinstance(prompt[0], Mapping):
+        raise InvalidRequest("prompt", "is a chat: give it as messages=")
     return "tokens", {"prompt": list(prompt or ())}
 
 

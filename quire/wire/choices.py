@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from quire.errors import InvalidRequest
 from quire.wire.message import Message
 from quire.wire.protocol import GenerationRequest
-from quire.wire.sampling import validated
+from quire.wire.refusals import validated
 
 #: The most choices of one request; the same limit as OpenAI's.
 MAX_CHOICES = 128

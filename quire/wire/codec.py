@@ -31,6 +31,9 @@ MAX_TOKEN_ID = (1 << 31) - 1
 MAX_PATH_LENGTH = 16
 
 
+#: The types of a value that has nothing inside it.
+_PLAIN_TYPES = frozenset({str, int, float, bool, bytes, type(None)})
+
 _Record = TypeVar("_Record")
 _log = logging.getLogger(__name__)
 
@@ -128,6 +131,18 @@ def readable(read: Callable[[Any, Any], _Record], rows: Iterable[tuple[Any, Any]
     return found
 
 
+def without_numpy(value: Any) -> Any:
+    """The value with the numbers and arrays of NumPy as Python's own, also in its lists and maps.
+
+    The same for whatever has their `dtype` and `tolist`, such as a tensor or a column of pandas.
+    """
+    try:
+        return _without_numpy(value)
+    except RecursionError:
+        # It contains itself; the check of its field refuses it by name.
+        return value
+
+
 @contextlib.contextmanager
 def reading(what: str) -> Iterator[None]:
     """ProtocolError in place of what Python raises when `what` is read and is not ours."""
@@ -135,6 +150,21 @@ def reading(what: str) -> Iterator[None]:
         yield
     except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"{what} is damaged: {error!r}") from error
+
+
+def _without_numpy(value: Any) -> Any:
+    kind = type(value)
+    if kind in _PLAIN_TYPES:
+        return value
+    if kind is dict:
+        return {_without_numpy(key): _without_numpy(item) for key, item in value.items()}
+    if kind is list or kind is tuple:
+        if _PLAIN_TYPES.issuperset(map(type, value)):
+            return value
+        return kind(map(_without_numpy, value))
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):
+        return value.tolist()
+    return value
 
 
 def _decoded(data: bytes) -> Any:

@@ -7,6 +7,7 @@ last token and the epoch are in the entry id, text and tokens of a completion ar
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -131,7 +132,11 @@ class TokenChunk:
         return cls(start, ids, text, epoch, ends, prefix, logprobs, published_at, prompt)
 
 
-@dataclass(frozen=True, slots=True)
+#: How much of its text the short form of a completion shows, in characters.
+MAX_SHOWN_TEXT = 60
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Completion(TerminalRecord):
     """The one terminal record of a request, and its encoding; its fields are in TerminalRecord.
 
@@ -146,6 +151,26 @@ class Completion(TerminalRecord):
     def embedding(self) -> list[float]:
         """The numbers of `vector`, in single precision; empty for a request with an output."""
         return numbers_of(self.vector)
+
+    def __repr__(self) -> str:
+        what = repr(shortened(self.text)) if self.error is None else self.error.code
+        tokens = self.usage.completion_tokens
+        return f"Completion({self.request_id!r}, {self.state}, {what}, {tokens} tokens)"
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, in the types of JSON; `embedding` in place of `vector`.
+
+        NaN and Infinity become null.
+        """
+        from quire.wire.json_values import plain
+
+        fields: dict[str, Any] = plain(self)
+        del fields["vector"]
+        return fields | {"embedding": plain(self.embedding)}
+
+    def to_json(self) -> str:
+        """The fields of `to_dict` as one line of JSON."""
+        return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False)
 
     def encode(self) -> bytes:
         """The bytes of the field `done`: what only the author knows."""
@@ -216,6 +241,11 @@ class Completion(TerminalRecord):
             )
         except ValueError as error:
             raise ProtocolError(f"terminal entry {entry_id!r} is damaged: {error!r}") from error
+
+
+def shortened(text: str) -> str:
+    """The beginning of a text, for what people look at."""
+    return text if len(text) <= MAX_SHOWN_TEXT else f"{text[: MAX_SHOWN_TEXT - 1]}…"
 
 
 def split_entry_id(entry_id: bytes) -> tuple[int, int]:

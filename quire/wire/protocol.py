@@ -30,8 +30,8 @@ from quire.wire.output import (
     TokenChunk,
     Usage,
 )
-from quire.wire.refusals import FaultWithin
-from quire.wire.sampling import Kind, ParsedBody, SamplingParams, parse_body, validated
+from quire.wire.refusals import FaultWithin, validated
+from quire.wire.sampling import Kind, ParsedBody, SamplingParams, parse_body
 
 #: The major version, in the field `v`. A reader refuses every other one.
 PROTOCOL_VERSION: Final = 1

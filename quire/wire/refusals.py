@@ -8,7 +8,11 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from quire.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -20,6 +24,8 @@ MAX_COMPARED_PAIRS = 1 << 17
 #: The similarity from 0 to 1 from which a known name is suggested: that of a four-letter word with
 #: two letters swapped. Unrelated words with common letters, such as `echo` and `choice`, have less.
 MIN_SIMILARITY = 0.75
+
+_Model = TypeVar("_Model", bound=BaseModel)
 
 #: The begin of pydantic's messages: `Input should be`, `String should have` ...
 _SUBJECT = re.compile(r"^[A-Z]\w* should ")
@@ -39,6 +45,22 @@ class FaultWithin(ValueError):
     def __init__(self, path: str, message: str) -> None:
         super().__init__(message)
         self.path = path
+
+
+def validated(
+    model: type[_Model], fields: Mapping[str, Any], *, prefix: str = "", context: object = None
+) -> _Model:
+    """Builds a pydantic model. InvalidRequest for its first ValidationError.
+
+    `context` is passed to the model's validators.
+    """
+    try:
+        return model.model_validate(dict(fields), context=context)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        path = path_of(first)
+        reason = reason_of(first, known=model.model_fields)
+        raise InvalidRequest(f"{prefix}{path}" or model.__name__, reason) from None
 
 
 def path_of(detail: ErrorDetails) -> str:

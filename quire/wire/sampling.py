@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, field_validator, model_validator
 from pydantic_core.core_schema import ValidationInfo
 
 from quire.errors import InvalidRequest
@@ -26,7 +26,7 @@ from quire.wire.body_fields import (
     why_refused,
 )
 from quire.wire.chat_messages import checked_messages, template_settings_of
-from quire.wire.codec import MAX_ARRAY_LENGTH, MAX_TOKEN_ID, is_token_ids
+from quire.wire.codec import MAX_ARRAY_LENGTH, MAX_TOKEN_ID, is_token_ids, without_numpy
 from quire.wire.constraints import (
     CONSTRAINTS,
     MAX_CHOICES,
@@ -40,7 +40,7 @@ from quire.wire.constraints import (
 )
 from quire.wire.logprobs import MAX_TOP_LOGPROBS, check_prompt_logprobs, logprobs_of_chat
 from quire.wire.pooling import PoolingParams, parse_pooling
-from quire.wire.refusals import FaultWithin, path_of, reason_of
+from quire.wire.refusals import FaultWithin, validated
 from quire.wire.tools import ToolUse, template_arguments_of, tool_use_of
 
 #: The most stop strings, and the most characters of each: all are searched at every token.
@@ -135,6 +135,18 @@ class SamplingParams(BaseModel):
     """Keep the stop string that ended the output in its text."""
     skip_special_tokens: _Bool = True
     """Leave the model's control tokens out of the text."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _values_are_pythons(cls, values: object) -> object:
+        return without_numpy(values)
+
+    @field_validator("json_schema", mode="before")
+    @classmethod
+    def _a_class_has_a_schema(cls, value: object) -> object:
+        if isinstance(value, type) and issubclass(value, BaseModel):
+            return value.model_json_schema()
+        return value
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -344,25 +356,6 @@ def _constraint_with(
         raise InvalidRequest("body.ignore_eos", f"cannot be combined with {what}")
     # An output that must call has no content, which could have a form.
     return required or constraint
-
-
-_Model = TypeVar("_Model", bound=BaseModel)
-
-
-def validated(
-    model: type[_Model], fields: Mapping[str, Any], *, prefix: str = "", context: object = None
-) -> _Model:
-    """Builds a pydantic model. InvalidRequest for its first ValidationError.
-
-    `context` is passed to the model's validators.
-    """
-    try:
-        return model.model_validate(dict(fields), context=context)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        path = path_of(first)
-        reason = reason_of(first, known=model.model_fields)
-        raise InvalidRequest(f"{prefix}{path}" or model.__name__, reason) from None
 
 
 def _sampling_fields(kind: GeneratingKind, body: Mapping[str, Any]) -> dict[str, Any]:

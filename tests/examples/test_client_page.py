@@ -9,10 +9,21 @@ from tests.service.builders import CHECKOUT
 PAGE = (CHECKOUT / "docs" / "how-to" / "client.md").read_text()
 
 
+def answer(request):
+    prompt = request.body["prompt"]
+    if "json_schema" not in request.body:
+        return prompt
+    first, _, second = prompt.strip("=").partition("+")
+    return f'{{"value": {int(first) + int(second)}}}'
+
+
 def test_what_the_page_on_the_client_shows_runs(capsys):
-    program, loop_over_ends = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
-    with FakeQuire(answer=lambda request: request.body["prompt"]) as fake:
+    column, program, loop_over_ends = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    with FakeQuire(answer=answer) as fake:
         shown = {"quire": fake.client(), "kept_cursor": ""}
+        exec(column, shown)
+        assert [one.value for one in shown["results"].parsed] == [46, 11]
+        fake.requests.clear()
         exec(program, shown)
         exec(loop_over_ends.replace("timeout=5", "timeout=0"), shown)
         counts = shown["group"].counts()

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, Strict, StrictBool, StrictStr
 from quire.errors import InvalidRequest
 from quire.wire.body_fields import UNSUPPORTED_IN_RESPONSES, changes_nothing, why_refused
 from quire.wire.logprobs import MAX_TOP_LOGPROBS
-from quire.wire.refusals import FaultWithin
-from quire.wire.sampling import SamplingParams, validated
+from quire.wire.refusals import FaultWithin, validated
+from quire.wire.sampling import SamplingParams
 
 #: As in OpenAI's API.
 MAX_METADATA = 16

@@ -13,13 +13,23 @@ from quire.wire.message import Message
 from quire.wire.protocol import MAX_HEADERS_BYTES, GenerationRequest
 from quire.wire.sampling import ParsedBody
 
-#: What can be submitted. A message is checked and encoded already.
-Item = Message | GenerationRequest | RequestArguments
+#: What can be submitted. A text is a prompt; a message is checked and encoded already.
+Item = Message | GenerationRequest | RequestArguments | str
+
+
+def must_be_many(name: str, items: Iterable[object]) -> None:
+    """InvalidRequest(name) for what is a single item, or a table and not one of its columns."""
+    if isinstance(items, str | bytes | Mapping):
+        raise InvalidRequest(name, "is a single one: give a list")
+    if hasattr(items, "columns"):
+        raise InvalidRequest(name, "is a table: give one of its columns")
+    if not isinstance(items, Iterable):
+        raise InvalidRequest(name, "must be a list, or another iterable")
 
 
 def must_ask_clock(items: Iterable[Item]) -> bool:
     """Whether one of them has a time relative to the broker's clock."""
-    ready = (GenerationRequest, Message)
+    ready = (GenerationRequest, Message, str)
     return any(not isinstance(item, ready) and needs_clock(item) for item in items)
 
 
@@ -61,6 +71,8 @@ def _ready(item: Item, *, tenant: str, now_ms: int | None) -> tuple[GenerationRe
         return item.request, item.body or item.request.parse_body()
     if isinstance(item, GenerationRequest):
         return item, item.parse_body()
+    if isinstance(item, str):
+        item = RequestArguments(prompt=item)
     return build_request(item, tenant=tenant, now_ms=now_ms)
 
 

@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from ops.pages import cli_page, errors_page, fields_page, record_page, sampling_page
+from ops.pages import cli_page, errors_page, fields_page, record_page, sampling_page, sampling_types
 from quire.cli.verbs import VERBS
 from quire.errors import QuireError
 from quire.wire.sampling import SamplingParams
@@ -31,6 +31,11 @@ def test_a_committed_page_is_what_its_generator_writes(page, monkeypatch, tmp_pa
     monkeypatch.chdir(tmp_path)
     generator = GENERATORS[page]
     assert committed(page) == generator.render_markdown(), f"run: python -m {generator.__name__}"
+
+
+def test_the_keyword_arguments_are_the_sampling_parameters():
+    committed_types = (CHECKOUT / "quire" / "wire" / "sampling_fields.py").read_text()
+    assert committed_types == sampling_types.render_python()
 
 
 def test_every_sampling_parameter_has_a_row_with_its_range():

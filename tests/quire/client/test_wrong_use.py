@@ -104,7 +104,18 @@ def test_a_client_of_a_loop_names_the_same_paths():
 
 def test_what_is_neither_a_request_nor_its_arguments_is_refused(broker):
     with pytest.raises(InvalidRequest, match="a map of arguments"):
-        Client(broker).submit_many(["12+34="])
+        Client(broker).submit_many([12])
+
+
+@pytest.mark.parametrize("requests", ["12+34=", {"prompt": "12+34="}, 12])
+def test_what_is_not_many_requests_is_refused(broker, requests):
+    with pytest.raises(InvalidRequest, match=r"requests: .* a list"):
+        Client(broker).submit_many(requests)
+
+
+def test_a_chat_given_as_prompt_is_told_of_messages(broker):
+    with pytest.raises(InvalidRequest, match="messages="):
+        Client(broker).submit([{"role": "user", "content": "12+34="}])
 
 
 def test_the_bad_one_of_many_is_told_by_its_place_and_none_is_sent(broker):

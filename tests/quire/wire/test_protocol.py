@@ -16,7 +16,8 @@ from quire.wire.protocol import (
     is_tenant_name,
     mint_id,
 )
-from quire.wire.sampling import MAX_BIASED_TOKENS, MAX_STOP_STRINGS, parse_body, validated
+from quire.wire.refusals import validated
+from quire.wire.sampling import MAX_BIASED_TOKENS, MAX_STOP_STRINGS, parse_body
 from tests.quire.builders import make_request
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}

@@ -5,8 +5,8 @@ import pytest
 from quire.errors import InvalidRequest
 from quire.wire.arguments import build_request
 from quire.wire.protocol import GenerationRequest
-from quire.wire.refusals import MAX_COMPARED_PAIRS, nearest
-from quire.wire.sampling import SamplingParams, parse_body, validated
+from quire.wire.refusals import MAX_COMPARED_PAIRS, nearest, validated
+from quire.wire.sampling import SamplingParams, parse_body
 
 
 @pytest.mark.parametrize(
