@@ -274,10 +274,12 @@ def _show(view: QueueView, console: Console) -> None:
         for number, s in enumerate(shards)
     ]  # fmt: skip
     doing = ["waiting_in_worker" if one is Activity.WAITING else str(one) for one in Activity]
-    console.table(
+    _table(
+        console,
         ("shard", "queued", "scheduled", "claimed", *doing, "expired_leases", "dead_letters",
          "paused"),
         sums,
+        len(shards),
     )  # fmt: skip
     console.data(None, "")
     streams = [
@@ -290,7 +292,7 @@ def _show(view: QueueView, console: Console) -> None:
         for number, shard in enumerate(shards)
         for ingress in reversed(shard.ingress)
     ]
-    console.table(("shard", "priority", "unread", "oldest_s"), streams)
+    _table(console, ("shard", "priority", "unread", "oldest_s"), streams, len(shards))
     for number, shard in enumerate(shards):
         if shard.num_lost:
             detail = "queued requests are lost: no rank set has them; see `quire doctor`"
@@ -322,9 +324,18 @@ def _show_workers(view: QueueView, console: Console) -> None:
         for number, worker in known
         if not worker.is_gone
     ]
-    console.table(("shard", "worker", "state", "seen_s", "model", "adapters", "load"), shown)
+    header = ("shard", "worker", "state", "seen_s", "model", "adapters", "load")
+    _table(console, header, shown, len(view.shards))
     if gone := len(known) - len(shown):
         console.data(None, f"{gone} more, not seen for {GONE_SECONDS / 60:g} minutes")
+
+
+def _table(
+    console: Console, header: Sequence[str], rows: Sequence[Sequence[object]], num_shards: int
+) -> None:
+    """Prints rows that begin with the number of a shard; without it if there is only one."""
+    first = 1 if num_shards == 1 else 0
+    console.table(header[first:], [row[first:] for row in rows])
 
 
 def _load(load: object) -> str:

@@ -103,7 +103,7 @@ def test_status_tells_the_silent_from_the_living_and_leaves_out_the_long_gone(
         real_connection.hset(key, name, b"%d %s" % (int(seen_ms) - seconds * 1000, rest))
     text = quire("status")[1]
     *_, ended, mute, now, left_out = text.splitlines()
-    assert [row.split()[1:3] for row in (ended, mute, now)] == [
+    assert [row.split()[:2] for row in (ended, mute, now)] == [
         ["ended", "stopped"], ["mute", "silent"], ["now", "ready"],
     ]  # fmt: skip
     assert left_out == "2 more, not seen for 10 minutes"
@@ -148,3 +148,10 @@ def test_status_of_a_turn_tells_what_it_waits_for(quire, real_broker):
     finish = make_item(claim_next(real_broker).claim, 0, 1, final=True)
     real_broker.commit([finish])
     assert "waits for" not in quire("status", "b")[1]
+
+
+def test_a_column_of_shards_is_shown_where_there_are_several(quire):
+    heads = ("queued ", "priority ", "worker ")
+    for flags, first in (((), ""), (("--shards", "2"), "shard  ")):
+        lines = quire("status", *flags)[1].splitlines()
+        assert all(any(line.startswith(first + head) for line in lines) for head in heads), lines
