@@ -42,6 +42,7 @@ def run_batch(
     errors_path: str | Path | None = None,
     resume: bool = False,
     name: str | None = None,
+    model: str | None = None,
     queue: str = "default",
     shards: int = 1,
     max_inflight: int = DEFAULT_MAX_INFLIGHT,
@@ -58,6 +59,7 @@ def run_batch(
     `out.errors.jsonl` for `out.jsonl`). A bad line fails alone. After `deadline_seconds`, or when
     `stop` is set, finished results stay, and the rest goes to the errors as `batch_expired` or
     `batch_cancelled`; a later `resume` runs that rest and skips all lines that have a result.
+    A `model` replaces that of each line, for files that were made for another server.
     `name` separates batches with equal requests (when None: the stem of the input file). For
     `queue`, `shards` and `settings` see Client; they apply only with a url. Bodies are checked like
     those of a Client; `stream` in them is ignored.
@@ -72,11 +74,12 @@ def run_batch(
     # Checked first, so that a wrong input leaves no empty result files behind.
     must_be_source(source, output, errors)
     options = BatchOptions(
-        name=name or source.stem,
+        name=_name_with(name or source.stem, model),
         max_inflight=max_inflight,
         priority=_priority(priority),
         tenant=tenant,
         deadline_seconds=deadline_seconds,
+        model=model,
     )
     if shards < 1:
         raise InvalidRequest("shards", "must be at least 1")
@@ -105,6 +108,11 @@ def brokers_of(
         # Each call already waits that long; a second wait on top would double the time.
         broker.outage_seconds = 0.0
     return brokers
+
+
+def _name_with(name: str, model: str | None) -> str:
+    """The name from which ids follow: the lines of another model are other requests."""
+    return name if model is None else f"{name} as {model}"
 
 
 def _priority(priority: str | int | Priority) -> Priority:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from quire.errors import InvalidRequest
@@ -20,6 +20,9 @@ class Position(NamedTuple):
     offset: int
     number: int
 
+
+#: The most different errors that a run counts.
+MAX_REASONS = 100
 
 #: The begin of an input.
 FIRST = Position(0, 0)
@@ -57,7 +60,8 @@ class BatchProgress:
     `total` counts lines, `done_before` the results of earlier runs, and `tokens` the generated
     tokens that this run has read. `usage` is that of all completed lines. Every line before
     `position` has a result. `ending` is None while it runs, and afterwards completed, expired or
-    cancelled.
+    cancelled. `reasons` has the errors of this run's failed lines, and how often each occurred: the
+    first MAX_REASONS different ones.
     """
 
     total: int
@@ -70,6 +74,7 @@ class BatchProgress:
     ending: str | None = None
     usage: TokenCounts = TokenCounts()
     position: Position = FIRST
+    reasons: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def done(self) -> int:

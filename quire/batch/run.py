@@ -6,8 +6,10 @@ Knows requests and logs. files.py has the files, lines.py the format of the line
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,7 +26,14 @@ from quire.batch.lines import (
     output_line,
     response_body,
 )
-from quire.batch.progress import FIRST, BatchOptions, BatchProgress, Position, TokenCounts
+from quire.batch.progress import (
+    FIRST,
+    MAX_REASONS,
+    BatchOptions,
+    BatchProgress,
+    Position,
+    TokenCounts,
+)
 from quire.client.following import Following
 from quire.client.handle import explain, retried
 from quire.errors import InvalidRequest, OutputRewound, ProtocolError, QueueFull, UnknownRequest
@@ -52,6 +61,9 @@ MAX_LOSSES = 3
 
 #: Pause before the next submit to a full queue, and the longest one that a refusal may ask for.
 FULL_PAUSE_SECONDS, MAX_FULL_PAUSE_SECONDS = 0.5, 10.0
+
+#: The begin of the messages of bad lines.
+_LINE_NUMBER = re.compile(r"^line [0-9]+: ")
 
 _REASONS = {
     EXPIRED: "the deadline of the batch has passed",
@@ -102,6 +114,7 @@ class BatchRun:
         self._waiting: list[OpenChoice] = []
         self._interrupted: str | None = None
         self._submit_after = 0.0
+        self._reasons = Counter[str]()
         self._progress = BatchProgress(
             total=count_lines(source),
             completed=files.num_completed,
@@ -364,7 +377,11 @@ class BatchRun:
     def _fail(self, line: BatchLine | BadLine, code: str, message: str) -> None:
         self._files.write_error(error_line(line, code, message))
         self._unfinished.pop(id(line), None)
-        self._progress = replace(self._progress, failed=self._progress.failed + 1)
+        reason = f"{code}: {_LINE_NUMBER.sub('', message)}"
+        if reason in self._reasons or len(self._reasons) < MAX_REASONS:
+            self._reasons[reason] += 1
+        failed = self._progress.failed + 1
+        self._progress = replace(self._progress, failed=failed, reasons=self._reasons)
 
 
 def _read_anew(open_: OpenChoice) -> None:

@@ -9,6 +9,7 @@ import signal
 import stat
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,28 @@ from quire.cli.console import Console, add_server, settings_of, url_of
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
 from quire.cli.schemes import scheme_hint
 from quire.errors import BrokerUnavailable
+
+#: How many reasons of failures the summary names.
+MAX_SHOWN_REASONS = 3
+
+#: Seconds between two lines of progress where there is no terminal.
+LINE_SECONDS = 15.0
+
+
+class _Showing:
+    """Shows the progress in place in a terminal; elsewhere as a line from time to time."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._next = time.monotonic() + LINE_SECONDS
+
+    def __call__(self, now: BatchProgress) -> None:
+        if self._console.has_terminal:
+            self._console.progress(_line(now))
+        elif time.monotonic() >= self._next:
+            self._next = time.monotonic() + LINE_SECONDS
+            sys.stderr.write(f"{_line(now)}\n")
+            sys.stderr.flush()
 
 
 def add_run_batch(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +58,7 @@ def add_run_batch(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"requests in flight at once [{DEFAULT_MAX_INFLIGHT}]",
     )
+    parser.add_argument("--model", help="runs all lines with it, whatever model they name")
     parser.add_argument("--deadline", type=float, metavar="SECONDS", help="for the whole batch")
     parser.add_argument("--priority", default="low", help="low, normal, high or critical [low]")
     parser.add_argument("--tenant", default="default", help="tenant of the requests [default]")
@@ -62,12 +86,13 @@ def run_run_batch(arguments: argparse.Namespace, console: Console) -> int:
                 shards=arguments.shards,
                 resume=arguments.resume,
                 name=arguments.name,
+                model=arguments.model,
                 max_inflight=arguments.max_inflight,
                 priority=arguments.priority,
                 tenant=arguments.tenant,
                 deadline_seconds=arguments.deadline,
                 stop=stop,
-                on_progress=lambda now: console.progress(_line(now)),
+                on_progress=_Showing(console),
                 **settings_of(arguments),
             )
     except OSError as error:
@@ -89,6 +114,11 @@ def run_run_batch(arguments: argparse.Namespace, console: Console) -> int:
         f"{progress.ending}: {progress.completed} completed, {progress.failed} failed, "
         f"{progress.tokens} tokens in {progress.seconds:.1f} s"
     )
+    if progress.reasons:
+        most = sorted(progress.reasons.items(), key=lambda one: -one[1])[:MAX_SHOWN_REASONS]
+        text += "".join(f"\n  {times} x {reason}" for reason, times in most)
+        errors = arguments.errors or Path(arguments.output).with_suffix(".errors.jsonl")
+        text += f"\n  each line: {errors}"
     console.data(progress, text)
     if progress.ending == "cancelled":
         return EXIT_INTERRUPTED
