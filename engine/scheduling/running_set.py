@@ -1,7 +1,7 @@
 """The requests that run, and where each of them stands. Knows no blocks, budgets, queue or plan.
 
 A running request either catches up, with several tokens to compute, or is among the decodes. Its
-state and its counters are the Scheduler's to change; here it only changes places.
+state and its counters are the Scheduler's to change; here it only moves between the sets.
 """
 
 from collections import Counter

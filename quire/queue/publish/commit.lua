@@ -62,7 +62,7 @@ end
 -- Sets the log position from which EXTEND may go on for this claim; not if the worker has to learn of a
 -- cancellation, and not for a log without a hash. The words in the value are there to make it long:
 -- Redis keeps a hash of short values as a list, which it searches from its beginning.
-local function give_place(record, item)
+local function set_log_position(record, item)
   if record.cancel ~= '1' and record.prefix then
     redis.call('HSET', LOG_POSITIONS, item.id, format('epoch %s owner %s tokens %d hash %s', item.epoch,
       item.owner, item.finish, record.prefix))
@@ -104,7 +104,7 @@ local function commit(keys, item)
     write_end(keys, item.id, item.epoch, item.state, item.done, now)
   elseif has_tokens then
     keep(keys, keys.output)
-    give_place(record, item)
+    set_log_position(record, item)
   end
   return 'ok', int(item.finish), cancel, record.prefix or '-'
 end

@@ -41,7 +41,7 @@ _ADDED = ord("+")
 _BASE_1, _BASE_2 = BASES
 _PRIME_1, _PRIME_2 = PRIMES
 
-#: What the log of a claim has: its tokens, their two hashes, and its position as Redis writes it.
+#: What the log of a claim has: its tokens, their two hashes, and its log position.
 _LogState = tuple[int, int, int, str]
 
 
@@ -209,12 +209,12 @@ class CommitCalls:
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
         self._of_workers = keys.of_workers
-        self._positions = keys.log_positions
+        self._log_positions_key = keys.log_positions
         self._known: dict[str, _KnownClaim] = {}
 
     def extension(self, items: Sequence[CommitItem]) -> Extension:
         """The call of extend.lua for the items that it may add; these are its `numbers`."""
-        names, ids, rows = [self._positions], list[Argument](), list[Argument]()
+        names, ids, rows = [self._log_positions_key], list[Argument](), list[Argument]()
         chosen, claims, states = list[int](), list[_KnownClaim](), list[_LogState]()
         for number, item in enumerate(items):
             known = self._known_of(item.claim)

@@ -177,10 +177,10 @@ def _rows(
     *replies, time = yield RoundTrip((*asked, command("time")), keeps_errors=True)
     answers, rows = iter(replies), []
     for name in names:
-        place, values = next(answers), next(answers)
+        position, values = next(answers), next(answers)
         log = next(answers) if has_text else []
         fields = _fields(values)
-        status = _status(name, place, fields, time=time)
+        status = _status(name, position, fields, time=time)
         claimed = fields.get(b"claimed_ms")
         moment = (since or {}).get(name, int(claimed or b"") if _is_number(claimed) else None)
         rows.append(Row(name, status, ms_of(time), moment, _tail(log)))
@@ -196,12 +196,12 @@ def _fields(values: Any) -> dict[bytes, bytes]:
 
 
 def _status(
-    request_id: str, place: Any, fields: Mapping[bytes, bytes], *, time: tuple[int, int]
+    request_id: str, position: Any, fields: Mapping[bytes, bytes], *, time: tuple[int, int]
 ) -> RequestStatus | None:
     """The status in these fields; None if the record is gone or cannot be read."""
-    known = place if isinstance(place, bytes) else None
+    known = position if isinstance(position, bytes) else None
     try:
-        return status_of(request_id, fields, place=known, time=time)
+        return status_of(request_id, fields, position=known, time=time)
     except ProtocolError:
         return None
 
