@@ -1,4 +1,4 @@
-"""The version of this code. Its one source is `[project]` in pyproject.toml."""
+"""The version of this code, whose one source is `[project]` in pyproject.toml, and its extras."""
 
 from __future__ import annotations
 
@@ -19,6 +19,14 @@ def quire_version() -> str:
     metadata of an editable install keeps the version of the day of the installation.
     """
     return _beside(Path(__file__).resolve().parents[1]) or _installed() or UNKNOWN_VERSION
+
+
+def install_hint(extra: str) -> str:
+    """How to install an extra: a part of a sentence that says what needs it."""
+    return (
+        f"the extra `{extra}`: pip install -c constraints.txt -e '.[{extra}]' in a checkout, or "
+        f"pip install 'FILE.whl[{extra}]' with a wheel"
+    )
 
 
 def _beside(folder: Path) -> str | None:

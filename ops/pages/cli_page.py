@@ -18,6 +18,11 @@ _PROGRAMS = {
     "worker": "`python -m service`, which has [these settings](configuration.md#worker) as flags",
     "gateway": "`python -m service.gateway`, which has [these](configuration.md#gateway) as flags",
     "console": "`python -m service.console`, which has [these](configuration.md#console) as flags",
+    "batcher": "`python -m service.batcher`, which has [these](configuration.md#batcher) as flags",
+    "notifier": "`python -m service.notifier`, "
+    "which has [these](configuration.md#notifier) as flags",
+    "exporter": "`python -m service.exporter`, "
+    "which has [these](configuration.md#exporter) as flags",
     "config": "`python -m service.worker.settings.show`, after the word `show`. Its flags are "
     "`--origin`, for the source of each setting, `--json`, and all flags of a worker",
     "demo": "`python -m examples.demo`: `--model smollm2` for chats with a real model",

@@ -23,6 +23,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SDIST_FILES = {
     "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml", ".gitignore",
 }  # fmt: skip
+#: The folders that are installed, and where a wheel has all but the first.
+PACKAGES = ("quire", "engine", "service", "models")
+RUNTIME = "quire/runtime"
 #: This script runs in the new environment, with only the standard library and the package.
 TRY = ROOT / "ops" / "release" / "try_installed.py"
 
@@ -76,16 +79,21 @@ def changelog_faults(text: str, version: str) -> list[str]:
 
 
 def package_files() -> set[str]:
-    """The files of the package in this checkout, as paths from its root."""
-    files = (path for path in (ROOT / "quire").rglob("*") if path.is_file())
+    """The files of this checkout that are installed, as paths from its root."""
+    files = (path for name in PACKAGES for path in (ROOT / name).rglob("*") if path.is_file())
     return {str(path.relative_to(ROOT)) for path in files if path.suffix != ".pyc"}
+
+
+def in_wheel(name: str) -> str:
+    """Where a wheel has a file of the checkout."""
+    return name if name.startswith("quire/") else f"{RUNTIME}/{name}"
 
 
 def wheel_faults(wheel: Path) -> list[str]:
     """Missing and unexpected files of a wheel, which has the package `quire` and its metadata."""
     names = set(zipfile.ZipFile(wheel).namelist())
     metadata = {name for name in names if name.partition("/")[0].endswith(".dist-info")}
-    return _differences(names - metadata, package_files(), wheel.name)
+    return _differences(names - metadata, set(map(in_wheel, package_files())), wheel.name)
 
 
 def sdist_faults(sdist: Path) -> list[str]:

@@ -46,7 +46,9 @@ def roots(project: Mapping) -> list[Requirement]:
     """The direct requirements of the image."""
     extras = project["optional-dependencies"]
     texts = [*project["dependencies"], *(text for name in IMAGE_EXTRAS for text in extras[name])]
-    return [Requirement(text) for text in texts]
+    # An extra may name others, and IMAGE_EXTRAS has those that the image installs.
+    every = [Requirement(text) for text in texts]
+    return [each for each in every if each.name != project["name"]]
 
 
 def closure(direct: Iterable[Requirement]) -> set[str]:

@@ -20,7 +20,7 @@ def main(version: str, num_scripts: int) -> None:
     scripts = [path for path in _files(package) if path.name.endswith(".lua")]
     assert len(scripts) == num_scripts > 0, f"{len(scripts)} of {num_scripts} scripts"
     assert all(script.read_text("utf-8").strip() for script in scripts)
-    for module in ("engine", "service", "tests", "torch"):
+    for module in ("engine", "service", "models", "tests", "torch"):
         assert util.find_spec(module) is None, f"the environment has {module}, too"
     request = import_module("quire").GenerationRequest
     assert request.model_json_schema()["title"] == "GenerationRequest"

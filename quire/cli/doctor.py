@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import platform
@@ -21,6 +20,7 @@ from quire.cli.console import Console, add_server, few, sides_of
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK
 from quire.cli.findings import Finding, Verdict
 from quire.cli.model_checks import examined_table
+from quire.cli.model_files import examined_model
 from quire.cli.schemes import scheme_hint
 from quire.cli.server_checks import examined_cluster, examined_server
 from quire.cli.sources import values_of_variables, worker_setting
@@ -30,6 +30,7 @@ from quire.queue.repair.restore import Lost
 from quire.queue.roles import Observer
 from quire.queue.workers.workers import WorkerInfo
 from quire.transport.connection import is_of_database, is_of_stranger, translated
+from quire.version import install_hint
 
 #: The oldest supported interpreter.
 MIN_PYTHON = (3, 11)
@@ -37,12 +38,6 @@ MIN_PYTHON = (3, 11)
 #: The largest difference between the clocks of Redis and this machine; with more, the times in
 #: different logs cannot be compared.
 MAX_CLOCK_SKEW_SECONDS = 5.0
-
-#: The default model of a worker: the one in the checkout that contains this file.
-EMBEDDED_MODEL = Path(__file__).resolve().parents[2] / "models" / "abacus"
-
-#: What a worker needs beside its own libraries to read a GGUF file.
-GGUF_LIBRARIES = ("gguf", "accelerate")
 
 #: The advice for requests whose keys in Redis are lost, so that no worker can find them.
 LOST_ADVICE = (
@@ -58,10 +53,7 @@ TORCH_SECONDS = 120.0
 def add_doctor(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire doctor`. InvalidRequest for an invalid file of settings."""
     model = worker_setting(os.environ, "model")
-    help_ = (
-        "folder or .gguf file to check "
-        "[as for a worker: QUIRE_MODEL, or the checkout's models/abacus]"
-    )
+    help_ = "folder or .gguf file to check [as for a worker: QUIRE_MODEL, or abacus]"
     parser.add_argument("--model", default=model, metavar="MODEL", help=help_)
     table = worker_setting(os.environ, "models_file") or values_of_variables(
         os.environ, ("models_file",), prefix="QUIRE_GATEWAY_"
@@ -99,7 +91,7 @@ def _examine(arguments: argparse.Namespace) -> Iterator[Finding]:
         yield from examined_table(brokers[0], Path(arguments.models_file))
     if not arguments.no_torch:
         yield _torch()
-    yield _model(arguments.model)
+    yield examined_model(arguments.model)
     preset = worker_setting(os.environ, "preset")
     shown = "`quire config show --origin` shows what it sets"
     yield Finding("preset", Verdict.OK, f"{preset}; {shown}" if preset else "none is set here")
@@ -331,9 +323,7 @@ def _torch() -> Finding:
         return Finding("torch", Verdict.FAIL, f"did not load within {TORCH_SECONDS:.0f} s")
     except subprocess.CalledProcessError as error:
         last = (error.stderr.strip().splitlines() or ["no message"])[-1]
-        advice = (
-            "only workers need it; in a checkout: pip install -c constraints.txt -e '.[worker]'"
-        )
+        advice = f"only workers need it, with {install_hint('worker')}"
         return Finding("torch", Verdict.WARN, last, advice)
     version, cuda, device, threads = json.loads(done.stdout.splitlines()[-1])
     build = f"CUDA {cuda}" if cuda else "no CUDA"
@@ -341,59 +331,3 @@ def _torch() -> Finding:
         advice = "the build has CUDA and finds no device: check the driver"
         return Finding("torch", Verdict.WARN, f"{version} ({build}), device cpu", advice)
     return Finding("torch", Verdict.OK, f"{version} ({build}), {device}, {threads} threads")
-
-
-def _model(name: str | None) -> Finding:
-    # An installed `quire` is not part of a checkout, but may be run inside one.
-    here = EMBEDDED_MODEL if EMBEDDED_MODEL.is_dir() else Path("models") / "abacus"
-    if name == "":
-        # For instance from an empty shell variable. A worker refuses it, too.
-        return Finding("model", Verdict.FAIL, "its name is empty", "set --model or QUIRE_MODEL")
-    folder = Path(name) if name else here
-    if folder.suffix.lower() == ".gguf":
-        return _gguf_file(folder)
-    if not folder.is_dir():
-        if name and _may_be_of_hub(name):
-            return Finding("model", Verdict.WARN, f"{name} is not a folder here; a hub name?")
-        verdict = Verdict.FAIL if name else Verdict.WARN
-        return Finding("model", verdict, f"no folder {folder}", "set --model or QUIRE_MODEL")
-    missing = []
-    if not (folder / "config.json").is_file():
-        missing.append("config.json")
-    if not list(folder.glob("*.safetensors")):
-        missing.append("*.safetensors")
-    if not any((folder / file).is_file() for file in ("tokenizer.json", "tokenizer.model")):
-        missing.append("tokenizer.json")
-    if missing:
-        return Finding("model", Verdict.FAIL, f"{folder} lacks {', '.join(missing)}")
-    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    return Finding("model", Verdict.OK, f"{folder}, {size / 1e6:.1f} MB of weights")
-
-
-def _gguf_file(file: Path) -> Finding:
-    """Whether it is a GGUF file, and whether what a worker needs to read it is installed."""
-    try:
-        with file.open("rb") as stream:
-            begins_well = stream.read(4) == b"GGUF"
-            size = stream.seek(0, 2)
-    except OSError as error:
-        detail = f"{file} cannot be read: {error.strerror or error}"
-        return Finding("model", Verdict.FAIL, detail, "set --model or QUIRE_MODEL")
-    if not begins_well:
-        advice = "download it again; a folder needs no .gguf at the end of its name"
-        return Finding("model", Verdict.FAIL, f"{file} is not a GGUF file", advice)
-    detail = f"{file}, {size / 1e6:.1f} MB, dequantized when a worker loads it"
-    missing = [name for name in GGUF_LIBRARIES if importlib.util.find_spec(name) is None]
-    if missing:
-        advice = "only workers need it; in a checkout: pip install -c constraints.txt -e '.[gguf]'"
-        return Finding("model", Verdict.WARN, f"{detail}; {missing[0]} is not installed", advice)
-    return Finding("model", Verdict.OK, detail)
-
-
-def _may_be_of_hub(name: str) -> bool:
-    """Whether it is an `<owner>/<model>` that a worker would download from the hub.
-
-    Not if a folder named `<owner>` exists here: then the model's name is probably misspelt.
-    """
-    owner, *rest = Path(name).parts
-    return len(rest) == 1 and not owner.startswith(("/", ".", "~")) and not Path(owner).is_dir()

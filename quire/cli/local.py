@@ -1,17 +1,15 @@
-"""The verbs that need no queue: schema, local, and those that run a program of a checkout."""
+"""The verbs that need no queue: schema and local."""
 
 from __future__ import annotations
 
 import argparse
 import fcntl
-import importlib.util
 import os
-import sys
 from pathlib import Path
-from typing import NoReturn
 
 from quire.cli.console import Console, add_json
-from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_USAGE
+from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK
+from quire.cli.programs import become
 
 #: Where `quire local` keeps its data.
 _DATA = Path("~/.local/share/quire/redis")
@@ -69,63 +67,4 @@ def run_local(arguments: argparse.Namespace, console: Console) -> int:
     console.note(
         f"{kind} at redis://127.0.0.1:{arguments.port}/0, data in {folder}; Ctrl-C ends it"
     )
-    return _exec([program, *options, "--appendonly", "yes"])
-
-
-def run_config(arguments: argparse.Namespace, console: Console) -> int:
-    """Becomes `python -m service.worker.settings.show`, with the arguments after `show`."""
-    if arguments.rest[:1] != ["show"]:
-        console.complain("usage: quire config show [--origin] [--json] [flags of a worker]")
-        return EXIT_USAGE
-    rest = argparse.Namespace(rest=arguments.rest[1:])
-    return _replace_process("service.worker.settings.show", rest, console)
-
-
-def run_worker(arguments: argparse.Namespace, console: Console) -> int:
-    """Replaces this process by `python -m service`, with all arguments."""
-    return _replace_process("service", arguments, console)
-
-
-def run_gateway(arguments: argparse.Namespace, console: Console) -> int:
-    """Replaces this process by `python -m service.gateway`, with all arguments."""
-    return _replace_process("service.gateway", arguments, console)
-
-
-def run_console(arguments: argparse.Namespace, console: Console) -> int:
-    """Replaces this process by `python -m service.console`, with all arguments."""
-    return _replace_process("service.console", arguments, console)
-
-
-def run_demo(arguments: argparse.Namespace, console: Console) -> int:
-    """Replaces this process by `python -m examples.demo`."""
-    return _replace_process("examples.demo", arguments, console)
-
-
-def _replace_process(module: str, arguments: argparse.Namespace, console: Console) -> int:
-    package = module.partition(".")[0]
-    # An installed `quire` is not part of a checkout, but may be run inside one.
-    sys.path.insert(0, str(Path.cwd()))
-    found = importlib.util.find_spec(package)
-    if found is None or found.origin is None or not _is_ours(Path(found.origin)):
-        console.complain(
-            f"`{package}` cannot be imported here: run workers, gateways, consoles and the demo "
-            "from a checkout of Quire (pip install -c constraints.txt -e '.[worker]', '.[gateway]' "
-            "or '.[console]') or from its image, not from the installed client"
-        )
-        return EXIT_ERROR
-    os.environ["PYTHONPATH"] = os.pathsep.join(
-        filter(None, [str(Path(found.origin).parents[1]), os.environ.get("PYTHONPATH")])
-    )
-    return _exec([sys.executable, "-m", module, *arguments.rest])
-
-
-def _is_ours(init: Path) -> bool:
-    """Whether this package is part of a checkout of Quire, and not another one of this name."""
-    return (init.parents[1] / "quire" / "wire" / "protocol.py").exists()
-
-
-def _exec(command: list[str]) -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # exec, and not a child process, so that signals and the exit code are the program's own.
-    os.execv(command[0], command)  # noqa: S606
+    return become([program, *options, "--appendonly", "yes"])

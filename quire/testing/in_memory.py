@@ -33,6 +33,7 @@ from quire.queue.claim.claim import Claimed
 from quire.queue.publish.commit import CommitItem, CommitStatus
 from quire.testing.choices import choice_of, likelihoods
 from quire.testing.fake_tokens import logprobs_of, prompt_length, told_prompt_of
+from quire.version import install_hint
 from quire.wire.adapters import ADAPTER_SEPARATOR, adapter_of, name_with
 from quire.wire.logprobs import ToldPrompt
 from quire.wire.output import Completion, ErrorInfo, FinishReason, State, Usage
@@ -43,8 +44,7 @@ try:
     import fakeredis
 except ImportError as missing:
     raise ImportError(
-        "quire.testing needs fakeredis with Lua, the extra `local`: "
-        "pip install 'quire-inference[local]'"
+        f"quire.testing needs fakeredis with Lua, {install_hint('local')}"
     ) from missing
 
 if TYPE_CHECKING:

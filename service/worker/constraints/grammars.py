@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from engine.constraint import Constraint as EngineConstraint
 from engine.constraint import Failure
 from quire.errors import InvalidRequest
+from quire.version import install_hint
 from quire.wire.constraints import Constraint
 from service.worker.constraints.compile_reasons import reason_of
 from service.worker.constraints.deep_stack import on_deep_stack
@@ -70,8 +71,6 @@ _COMPACT: Final[Any] = {
 }
 #: The schema of `json_object`.
 ANY_OBJECT = {"type": "object"}
-#: How to install the library.
-GRAMMARS_EXTRA = "the extra `grammars`: pip install -c constraints.txt -e '.[grammars]'"
 
 
 class Grammars(Protocol):
@@ -269,7 +268,8 @@ def load_grammars(
     try:
         return CompiledGrammars(tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
     except ModuleNotFoundError as error:
-        return NoGrammars(f"the module {error.name} is missing; it comes with {GRAMMARS_EXTRA}")
+        hint = install_hint("grammars")
+        return NoGrammars(f"the module {error.name} is missing; it comes with {hint}")
     except Exception as error:  # noqa: BLE001 - the model can still serve other requests.
         return NoGrammars(shortened(f"the library cannot read the model's tokenizer: {error}"))
 

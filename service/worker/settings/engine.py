@@ -27,9 +27,9 @@ class ModelSettings(Section):
     not know is refused.
     """
     model: str | None = Field(default=None, min_length=1)
-    """Folder, `.gguf` file (needs the extra `gguf`) or Hugging Face name; unset: the checkout's
-    `models/abacus`. A name is only looked up as a folder if it begins with `.`, `/` or `~`, has two
-    slashes, or if its first part is an existing folder.
+    """Folder, `.gguf` file or Hugging Face name; unset: abacus, which comes with Quire. A name is
+    only looked up as a folder if it begins with `.`, `/` or `~`, has two slashes, or if its first
+    part is an existing folder.
     """
     served_model_name: str | None = Field(default=None, min_length=1)
     """Name in metrics, logs and completions; a request that names another model is rejected. Unset:

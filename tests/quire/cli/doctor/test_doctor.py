@@ -104,10 +104,10 @@ def test_doctor_checks_a_gguf_file(quire, tmp_path, monkeypatch):
     code, out, _ = quire("doctor", "--no-torch", "--model", str(file))
     assert code == 1 and f"fail  model: {file} is not a GGUF file\n" in out
     file.write_bytes(b"GGUF" + bytes(2_000_000))
-    monkeypatch.setattr("quire.cli.doctor.GGUF_LIBRARIES", ("json",))
+    monkeypatch.setattr("quire.cli.model_files.GGUF_LIBRARIES", ("json",))
     found = quire("doctor", "--no-torch", "--model", str(file))[1]
     assert f"ok    model: {file}, 2.0 MB, dequantized when a worker loads it\n" in found
-    monkeypatch.setattr("quire.cli.doctor.GGUF_LIBRARIES", ("not_installed_here",))
+    monkeypatch.setattr("quire.cli.model_files.GGUF_LIBRARIES", ("not_installed_here",))
     found = quire("doctor", "--no-torch", "--model", str(file))[1]
     assert "warn  model: " in found and "not_installed_here is not installed" in found
     assert "pip install -c constraints.txt -e '.[gguf]'" in found

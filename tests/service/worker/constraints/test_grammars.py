@@ -289,7 +289,7 @@ def test_a_worker_without_the_library_refuses_with_one_sentence(monkeypatch: pyt
     with pytest.raises(InvalidRequest) as refused:
         found.constraint(Constraint("regex", "a", "body.regex"), [])
     assert refused.value.field == "body.regex"
-    assert refused.value.message == (
+    assert refused.value.message.startswith(
         "this worker has no grammars: the module llguidance is missing; it comes with the extra"
         " `grammars`: pip install -c constraints.txt -e '.[grammars]'"
     )

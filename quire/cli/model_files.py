@@ -1,0 +1,68 @@
+"""Checks a model by its files, before anything loads it."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from quire.cli.findings import Finding, Verdict
+from quire.cli.programs import EMBEDDED_MODEL
+from quire.version import install_hint
+
+#: What a worker needs beside its own libraries to read a GGUF file.
+GGUF_LIBRARIES = ("gguf", "accelerate")
+
+
+def examined_model(name: str | None) -> Finding:
+    """Whether the folder or file has what a worker needs. Loads nothing, and asks no hub."""
+    if name == "":
+        # For instance from an empty shell variable. A worker refuses it, too.
+        return Finding("model", Verdict.FAIL, "its name is empty", "set --model or QUIRE_MODEL")
+    folder = Path(name) if name else EMBEDDED_MODEL
+    if folder.suffix.lower() == ".gguf":
+        return _gguf_file(folder)
+    if not folder.is_dir():
+        if name and _may_be_of_hub(name):
+            return Finding("model", Verdict.WARN, f"{name} is not a folder here; a hub name?")
+        verdict = Verdict.FAIL if name else Verdict.WARN
+        return Finding("model", verdict, f"no folder {folder}", "set --model or QUIRE_MODEL")
+    missing = []
+    if not (folder / "config.json").is_file():
+        missing.append("config.json")
+    if not list(folder.glob("*.safetensors")):
+        missing.append("*.safetensors")
+    if not any((folder / file).is_file() for file in ("tokenizer.json", "tokenizer.model")):
+        missing.append("tokenizer.json")
+    if missing:
+        return Finding("model", Verdict.FAIL, f"{folder} lacks {', '.join(missing)}")
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    return Finding("model", Verdict.OK, f"{folder}, {size / 1e6:.1f} MB of weights")
+
+
+def _gguf_file(file: Path) -> Finding:
+    """Whether it is a GGUF file, and whether what a worker needs to read it is installed."""
+    try:
+        with file.open("rb") as stream:
+            begins_well = stream.read(4) == b"GGUF"
+            size = stream.seek(0, 2)
+    except OSError as error:
+        detail = f"{file} cannot be read: {error.strerror or error}"
+        return Finding("model", Verdict.FAIL, detail, "set --model or QUIRE_MODEL")
+    if not begins_well:
+        advice = "download it again; a folder needs no .gguf at the end of its name"
+        return Finding("model", Verdict.FAIL, f"{file} is not a GGUF file", advice)
+    detail = f"{file}, {size / 1e6:.1f} MB, dequantized when a worker loads it"
+    missing = [name for name in GGUF_LIBRARIES if importlib.util.find_spec(name) is None]
+    if missing:
+        advice = f"only workers need it, with {install_hint('gguf')}"
+        return Finding("model", Verdict.WARN, f"{detail}; {missing[0]} is not installed", advice)
+    return Finding("model", Verdict.OK, detail)
+
+
+def _may_be_of_hub(name: str) -> bool:
+    """Whether it is an `<owner>/<model>` that a worker would download from the hub.
+
+    Not if a folder named `<owner>` exists here: then the model's name is probably misspelt.
+    """
+    owner, *rest = Path(name).parts
+    return len(rest) == 1 and not owner.startswith(("/", ".", "~")) and not Path(owner).is_dir()
