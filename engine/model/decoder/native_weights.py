@@ -4,7 +4,9 @@ Knows no layer.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
 
 import torch
 
@@ -12,9 +14,9 @@ from engine.model.decoder.decoder_weights import DecoderWeights, Linear
 from engine.model.device.slabs import Slabs
 from engine.model.device.weight_files import WeightFiles
 from engine.model.kernels.build import Variant
-from engine.model.kernels.library import LinearStruct
-from engine.model.kernels.packing import interleave, pack, pack_panels
-from engine.model.kernels.quantized import QuantizedWeight, concatenated
+from engine.model.kernels.library import LinearStruct, PanelsStruct
+from engine.model.kernels.packing import LANES, PANEL, interleave, pack, pack_panels
+from engine.model.kernels.quantized import QuantizedWeight, concatenated, joined
 
 #: The digits of the inputs of quantized weights (kernels/digit_rows.h), by the type of the model:
 #: as many as the precision of the type needs.
@@ -38,13 +40,13 @@ class PackedWeights:
         self._slabs = Slabs(files)
         self._shares = files is not None
         self._keeps_quantized = not (variant.name == MATRIX_UNIT and dtype == torch.bfloat16)
-        self._has_quantized = False
+        self._parts: list[object] = []
         self.digits = DIGITS[dtype]
 
     @property
     def form(self) -> str:
         """The part of a decoder's name that says how it multiplies quantized weights, if any."""
-        return f"-int8x{self.digits}" if self._has_quantized else ""
+        return f"-int8x{self.digits}" if self._parts else ""
 
     def close(self) -> None:
         """Share the last memory, if weights are shared."""
@@ -58,11 +60,21 @@ class PackedWeights:
         return None if tensor is None else self.keep(tensor.float())
 
     def linear(self, linear: Linear) -> LinearStruct:
-        return self._packed(linear, lambda rows: rows)
+        struct, quantized = self._struct(linear), _in_panels(self._quantized(linear))
+        return self._panels(quantized, struct) if quantized else self._strips(linear, struct)
 
     def gate_up(self, linear: Linear | None) -> LinearStruct:
         """Gates and ups in turns; a struct of zeros for none."""
-        return LinearStruct() if linear is None else self._packed(linear, interleave)
+        if linear is None:
+            return LinearStruct()
+        bias = None if linear.bias is None else interleave(linear.bias[:, None])[:, 0]
+        struct = self._struct(replace(linear, bias=bias))
+        parts = self._quantized(linear)
+        # A panel has both, so they must have one form.
+        quantized = joined(parts) if parts else None
+        if quantized is not None:
+            return self._panels([quantized.select(interleave)], struct)
+        return self._strips(replace(linear, weight=interleave(linear.weight)), struct)
 
     def embedding(self, weights: DecoderWeights) -> tuple[torch.Tensor | None, LinearStruct]:
         """The rows of the embedding, or None if they are packed; and what the kernels read."""
@@ -70,44 +82,53 @@ class PackedWeights:
             return None, LinearStruct()
         linear = Linear(weights.embedding.contiguous(), stored=weights.stored_embedding)
         quantized = self._quantized(linear)
-        if quantized is not None:
-            return None, self._panels(quantized, self._struct(linear, lambda rows: rows))
+        if quantized:
+            return None, self._panels(quantized, self._struct(linear))
         rows = self._slabs.keep(linear.weight) if self._shares else linear.weight
         return rows, LinearStruct(packed=rows.data_ptr())
 
-    def _packed(
-        self, linear: Linear, ordered: Callable[[torch.Tensor], torch.Tensor]
-    ) -> LinearStruct:
-        """A linear layer whose rows `ordered` brings into the order of the kernels."""
-        struct = self._struct(linear, ordered)
-        quantized = self._quantized(linear)
-        if quantized is not None:
-            return self._panels(quantized.select(ordered), struct)
-        weight = ordered(linear.weight)
-        struct.outputs, struct.packed = len(weight), self.keep(pack(weight))
+    def _struct(self, linear: Linear) -> LinearStruct:
+        outputs, inputs = linear.weight.shape
+        return LinearStruct(bias=self.floats(linear.bias), inputs=inputs, outputs=outputs)
+
+    def _strips(self, linear: Linear, struct: LinearStruct) -> LinearStruct:
+        struct.outputs, struct.packed = len(linear.weight), self.keep(pack(linear.weight))
         return struct
 
-    def _struct(
-        self, linear: Linear, ordered: Callable[[torch.Tensor], torch.Tensor]
-    ) -> LinearStruct:
-        bias = None if linear.bias is None else ordered(linear.bias[:, None])[:, 0]
-        return LinearStruct(bias=self.floats(bias), inputs=linear.weight.shape[1])
-
-    def _panels(self, quantized: QuantizedWeight, struct: LinearStruct) -> LinearStruct:
-        struct.outputs, struct.packed = len(quantized.numbers), self.keep(pack_panels(quantized))
-        struct.bits, struct.has_minima = quantized.bits, quantized.minima is not None
-        self._has_quantized = True
+    def _panels(self, parts: Sequence[QuantizedWeight], struct: LinearStruct) -> LinearStruct:
+        panels = (PanelsStruct * len(parts))()
+        for panel, part in zip(panels, parts, strict=True):
+            panel.packed = self.keep(pack_panels(part))
+            panel.num_strips = -(-len(part.numbers) // LANES)
+            panel.bits, panel.has_minima, panel.is_nested = part.form
+        struct.outputs = sum(len(part.numbers) for part in parts)
+        struct.parts, struct.num_parts = panels, len(parts)
+        self._parts.append(panels)
         return struct
 
-    def _quantized(self, linear: Linear) -> QuantizedWeight | None:
-        """The stored form of a weight, if it is kept and has exactly the values of the weight."""
-        if not linear.stored or not self._keeps_quantized:
-            return None
-        quantized = concatenated([part.unpacked() for part in linear.stored])
-        if torch.equal(quantized.dequantized().to(linear.weight.dtype), linear.weight):
-            return quantized
-        logger.warning("a weight is not kept quantized: its blocks have other values")
-        return None
+    def _quantized(self, linear: Linear) -> Sequence[QuantizedWeight]:
+        """The stored forms of the rows of a weight, if they are kept and have exactly its values.
+
+        Empty otherwise.
+        """
+        if not self._keeps_quantized:
+            return ()
+        parts = [part.unpacked() for part in linear.stored]
+        rows = torch.split(linear.weight, [len(part.numbers) for part in parts]) if parts else ()
+        for part, expected in zip(parts, rows, strict=True):
+            if not torch.equal(part.dequantized().to(expected.dtype), expected):
+                logger.warning("a weight is not kept quantized: its blocks have other values")
+                return ()
+        return parts
+
+
+def _in_panels(parts: Sequence[QuantizedWeight]) -> Sequence[QuantizedWeight]:
+    """The same rows, in parts of one form that have whole panels; empty if there are none."""
+    of_forms = [concatenated(list(group)) for _, group in groupby(parts, lambda part: part.form)]
+    if any(len(part.numbers) % PANEL for part in of_forms[:-1]):
+        whole = joined(parts)
+        return () if whole is None else (whole,)
+    return of_forms
 
 
 def _is_tied(weights: DecoderWeights) -> bool:

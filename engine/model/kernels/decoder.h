@@ -5,15 +5,22 @@
 
 extern "C" {
 
-// outputs = inputs . packed + bias. `packed` holds strips (see multiply.h), padded to whole strips
-// of outputs.
+// Quantized weights of one form, in panels (see panels.h): the number of strips, the bits of a
+// number, whether groups have minima, and whether scales and minima are nested.
+struct QuirePanels {
+  const void* packed;
+  int64_t num_strips, bits, has_minima, is_nested;
+};
+
+// outputs = inputs . packed + bias. `packed` holds strips of the element type (see multiply.h),
+// padded to whole strips of outputs. Quantized weights have parts instead, one after the other:
+// every part but the last has whole panels of outputs.
 struct QuireLinear {
   const void* packed;
   const float* bias;  // May be null, like every norm below.
   int64_t inputs, outputs;
-  // Quantized weights have numbers of 4 or 8 bits, with minima or without, in panels (see
-  // panels.h). 0 bits: strips of the element type.
-  int64_t bits, has_minima;
+  const QuirePanels* parts;
+  int64_t num_parts;  // 0 for weights of the element type.
 };
 
 // The experts of a layer: a router with one output per expert, and the matrices of each expert.
@@ -67,8 +74,8 @@ struct QuireModel {
   float gate_linear, gate_cubic, gate_limit, up_offset;  // Gate in layers.h.
   float embedding_multiplier, residual_multiplier, logits_divisor;
   float logits_softcap;  // 0 for none.
-  // One output per token. Rows of the element type are not packed. Null: the weights of the head,
-  // which are in memory only once.
+  // One output per token. Rows of the element type are not packed. Neither rows nor parts: the
+  // weights of the head, which are in memory only once.
   QuireLinear embedding;
   int64_t digits;  // Of the inputs of quantized weights (see digit_rows.h).
   const QuireRotary* rotaries;

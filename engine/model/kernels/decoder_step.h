@@ -199,8 +199,8 @@ class Decoder : public AnyDecoder {
       adapters_.multiply(product, &product - products_.data(), from, rows, team, member,
                          sums_ + member * SUMS_SIZE, epilogue);
     };
-    if (product.linear.bits > 0)
-      return multiply_rows(digits_.of(from, count, product.linear, team, member));
+    if (product.linear.num_parts > 0)
+      return multiply_rows(digits_.of(from, count, product.linear.inputs, team, member));
     typedef const typename T::RowWord* Words;
     multiply_rows(Rows<T>{(Words)from.values, from.stride / T::PER_WORD, count, (Words)from.low});
   }

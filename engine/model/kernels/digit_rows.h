@@ -26,11 +26,6 @@ constexpr int64_t OWN_DIGIT_ROWS = 4;
 typedef int8_t Bytes __attribute__((vector_size(16)));
 typedef int32_t PartIntegers __attribute__((vector_size(PART_BYTES)));
 
-// By how much the numbers of quantized weights are larger than what they stand for.
-inline int32_t offset_of(const QuireLinear& linear) {
-  return linear.has_minima ? 0 : 1 << (linear.bits - 1);
-}
-
 // What multiplies four numbers of 0 .. 255 by four digits and adds all products to each lane. Takes
 // FACTORS steps; step i adds factors[i] * columns(numbers, i).
 struct Dot {
@@ -70,8 +65,9 @@ struct Dot {
 struct DigitGroup {
   uint32_t factors[GROUP_WORDS][Dot::FACTORS];
   float scale;
-  float sum;      // Of the digits, times the scale: what a minimum of weights is multiplied by.
-  int32_t start;  // What sums of products begin with: the share of the numbers' offset.
+  float sum;  // Of the digits, times the scale: what a minimum of weights is multiplied by.
+  // The sums of all digits and of each half of them, negated: the shares of an offset of one.
+  int32_t whole, halves[2];
 };
 
 struct DigitRows {
@@ -86,7 +82,7 @@ struct DigitRows {
 };
 
 // The digits of 32 values, in `digits` groups that are `stride` apart.
-inline void split_group(Vector first, Vector second, int32_t offset, int64_t digits, int64_t stride,
+inline void split_group(Vector first, Vector second, int64_t digits, int64_t stride,
                         DigitGroup* to) {
   // Compared as integers, a NaN is larger than infinity, and infinity is larger than all others.
   const Integers a = (Integers)absolute(first), b = (Integers)absolute(second);
@@ -102,11 +98,13 @@ inline void split_group(Vector first, Vector second, int32_t offset, int64_t dig
     const Vector x = round_to_integer(first * inverse), y = round_to_integer(second * inverse);
     first -= x * scale;
     second -= y * scale;
-    const float total = sum_of(x + y);
+    const float totals[2] = {sum_of(x), sum_of(y)};
     to->scale = scale;
-    to->sum = total * scale;
+    to->sum = (totals[0] + totals[1]) * scale;
     // A row with a NaN or an infinity has no integer sum; its scale makes its products NaN.
-    to->start = total == total ? -offset * (int32_t)total : 0;
+    for (int half = 0; half < 2; half++)
+      to->halves[half] = totals[half] == totals[half] ? -(int32_t)totals[half] : 0;
+    to->whole = to->halves[0] + to->halves[1];
     uint32_t words[GROUP_WORDS];
     store(words, __builtin_convertvector(__builtin_convertvector(x, Integers), Bytes));
     store(words + GROUP_WORDS / 2,
@@ -138,34 +136,33 @@ class DigitWriter {
   void lay_out(Workspace& workspace, const Products& products, int64_t rows, int64_t threads) {
     int64_t groups = 0;  // Of a row, for all digits.
     for (const auto& product : products)
-      if (product.linear.bits > 0)
+      if (product.linear.num_parts > 0)
         groups = std::max(groups, product.linear.inputs / GROUP * digits_);
     own_stride_ = std::min(rows, OWN_DIGIT_ROWS) * groups;
     if (groups > 0) workspace.add(&groups_, std::max(rows * groups, threads * own_stride_));
   }
 
-  // The digits of `count` rows, to be multiplied by quantized weights. All threads must call this.
-  DigitRows of(const RoundedRows<Row>& from, int64_t count, const QuireLinear& linear, Team& team,
+  // The digits of `count` rows of `inputs` values. All threads must call this.
+  DigitRows of(const RoundedRows<Row>& from, int64_t count, int64_t inputs, Team& team,
                int member) const {
-    const int64_t groups = linear.inputs / GROUP;
-    const int32_t offset = offset_of(linear);
+    const int64_t groups = inputs / GROUP;
     const bool own = count <= OWN_DIGIT_ROWS;
     DigitGroup* const to = groups_ + (own ? member * own_stride_ : 0);
     const Share mine = own ? Share(0, count) : Share(count, member, team.size());
     for (int64_t r = mine.first; r < mine.last; r++)
-      split_row(from.at(r), groups, offset, to + r * digits_ * groups);
+      split_row(from.at(r), groups, to + r * digits_ * groups);
     if (!own) team.barrier();
     return {to, groups, digits_, count};
   }
 
  private:
-  void split_row(const RoundedRow<Row>& row, int64_t groups, int32_t offset, DigitGroup* to) const {
+  void split_row(const RoundedRow<Row>& row, int64_t groups, DigitGroup* to) const {
     const auto value = [&](int64_t i) {
       const Vector high = Row::widen16(row.values + i);
       return row.low != nullptr ? high + Row::widen16(row.low + i) : high;
     };
     for (int64_t g = 0; g < groups; g++)
-      split_group(value(g * GROUP), value(g * GROUP + LANES), offset, digits_, groups, to + g);
+      split_group(value(g * GROUP), value(g * GROUP + LANES), digits_, groups, to + g);
   }
 
   const int64_t digits_;

@@ -115,9 +115,9 @@ struct LogitScale {
 template <class T>
 inline void read_embedding(const QuireModel& model, int64_t token, float* to) {
   const int64_t size = model.hidden_size;
-  const bool tied = model.embedding.packed == nullptr;
+  const bool tied = model.embedding.packed == nullptr && model.embedding.num_parts == 0;
   const QuireLinear& table = tied ? model.head : model.embedding;
-  if (table.bits > 0) {
+  if (table.num_parts > 0) {
     read_output(table, token, to);
     for (int64_t i = 0; i < size; i++) to[i] *= model.embedding_multiplier;
     return;

@@ -8,7 +8,7 @@ from typing import Any
 from engine.model.kernels.build import KernelsUnavailable, Variant, library_path
 
 #: What `quire_abi` of decoder.cpp must return for the structs below.
-ABI = 9
+ABI = 10
 
 _Pointer = ctypes.c_void_p
 _Integer = ctypes.c_int64
@@ -19,12 +19,23 @@ def _fields(kind: Any, *names: str) -> list[tuple[str, Any]]:
     return [(name, kind) for name in names]
 
 
+class PanelsStruct(ctypes.Structure):
+    """QuirePanels."""
+
+    _fields_ = [
+        ("packed", _Pointer),
+        *_fields(_Integer, "num_strips", "bits", "has_minima", "is_nested"),
+    ]
+
+
 class LinearStruct(ctypes.Structure):
     """QuireLinear."""
 
     _fields_ = [
         *_fields(_Pointer, "packed", "bias"),
-        *_fields(_Integer, "inputs", "outputs", "bits", "has_minima"),
+        *_fields(_Integer, "inputs", "outputs"),
+        ("parts", ctypes.POINTER(PanelsStruct)),
+        ("num_parts", _Integer),
     ]
 
 

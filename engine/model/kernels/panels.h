@@ -1,12 +1,16 @@
 // Rows times quantized weights: the layout of the weights, and the product for one thread. Knows no
 // layer.
 //
-// A weight is scale * (number - offset), or scale * number + minimum. Scales and minima are
-// float16, one for each output and group of 32 inputs; numbers have 4 or 8 bits. A panel has two
-// strips of 16 outputs. For each group it has the scales of its outputs, their minima if there are
-// any, and then the numbers: four inputs of each output side by side, or in 4 bits eight, of which
-// the low halves of four bytes are the first four. So a thread reads its panels from one end to the
-// other.
+// A weight is scale * (number - offset), or scale * number + minimum. Scales and minima belong to
+// one output and group of 32 inputs; numbers of 6 bits have a scale for each half of the group.
+// They are float16, or nested: integers of 8 bits, times a float16 of eight groups.
+//
+// A panel has two strips of 16 outputs. Nested ones begin each eight groups with the float16
+// factors of scales and of minima. Each group has the scales of its outputs, their minima if there
+// are any, and then the numbers, as words of four bytes for each output: in 8 bits, eight words of
+// four inputs. Otherwise four words have the low four bits of eight inputs each, of which the low halves
+// of the bytes are the first four. Before them are the high bits: a word for each further bit of a
+// number. So a thread reads its panels from one end to the other.
 //
 // There is one form for any number of rows: numbers are unpacked in registers, once for each tile
 // of rows.
@@ -19,20 +23,57 @@
 namespace quire {
 
 constexpr int64_t PANEL_STRIPS = 2, PANEL = PANEL_STRIPS * LANES;
+// Groups that share the factors of nested scales.
+constexpr int64_t NESTED_GROUPS = 8;
 // Rows of digits in a register tile; a tile of COLUMNS part vectors has twice as many accumulators.
 constexpr int PANEL_ROWS = 6, COLUMNS = PARTS == 1 ? PANEL_STRIPS : 1;
 // Numbers are prefetched this many bytes ahead.
 constexpr int64_t PANEL_AHEAD = 4096;
 
+// The scales of a group of an output.
+constexpr int64_t scales_of(int64_t bits) { return bits == 6 ? 2 : 1; }
+
+// By how much the numbers are larger than what they stand for, as a power of two; only without
+// minima.
+constexpr int64_t offset_bits(int64_t bits) { return bits - 1; }
+
 // The sizes of a panel, in bytes.
 struct PanelShape {
-  int64_t factors, group, all;  // Scales and minima of a group; a whole group; all groups.
+  int64_t outer;    // The factors of nested scales and minima, of eight groups; or 0.
+  int64_t scales;   // The scales of a group.
+  int64_t factors;  // Scales and minima of a group.
+  int64_t group;    // All of a group, without `outer`.
+  int64_t all;      // All groups.
 
-  explicit PanelShape(const QuireLinear& linear)
-      : factors((linear.has_minima ? 2 : 1) * PANEL * (int64_t)sizeof(uint16_t)),
-        group(factors + PANEL * GROUP * linear.bits / 8),
-        all(group * (linear.inputs / GROUP)) {}
+  PanelShape(const QuirePanels& panels, int64_t inputs) {
+    const int64_t kinds = panels.has_minima ? 2 : 1, half = sizeof(uint16_t);
+    outer = panels.is_nested ? kinds * PANEL * half : 0;
+    const int64_t factor = PANEL * (panels.is_nested ? 1 : half);
+    scales = scales_of(panels.bits) * factor;
+    factors = scales + (kinds - 1) * factor;
+    group = factors + PANEL * GROUP * panels.bits / 8;
+    const int64_t groups = inputs / GROUP;
+    all = group * groups + outer * (groups / NESTED_GROUPS);
+  }
 };
+
+// The strips first .. last-1 of a product, which have one form.
+struct PanelPart {
+  const QuirePanels* panels;
+  int64_t first, last;
+};
+
+// The part that has a strip; the last part if none has it.
+inline PanelPart part_of(const QuireLinear& linear, int64_t strip) {
+  PanelPart part = {linear.parts, 0, linear.parts->num_strips};
+  const QuirePanels* const last = linear.parts + linear.num_parts - 1;
+  while (strip >= part.last && part.panels < last) {
+    part.panels++;
+    part.first = part.last;
+    part.last += part.panels->num_strips;
+  }
+  return part;
+}
 
 // Finite float16 values as float32.
 inline PartVector widen_halves(const char* from) {
@@ -48,61 +89,98 @@ inline PartVector widen_halves(const char* from) {
 #endif
 }
 
+// Integers of 8 bits as float32.
+inline PartVector widen_bytes(const char* from) {
+  typedef int8_t PartBytes __attribute__((vector_size(PART_BYTES / 4)));
+  const auto integers = __builtin_convertvector(load<PartBytes>(from), PartIntegers);
+  return __builtin_convertvector(integers, PartVector);
+}
+
+// Scales or minima of a group, from byte `column` of their words on. `outer` has the factors of
+// nested ones; null if they are not.
+inline PartVector factors_at(const char* from, const char* outer, int64_t column) {
+  if (outer == nullptr) return widen_halves(from + column / 2);
+  return widen_halves(outer + column / 2) * widen_bytes(from + column / 4);
+}
+
+// Word `word` of the numbers of a group.
+template <int BITS>
+inline PartWords numbers_at(const char* from, int64_t word) {
+  constexpr int64_t WORD = PANEL * sizeof(uint32_t), HIGH = BITS - 4;
+  if constexpr (BITS == 8) return load<PartWords>(from + word * WORD);
+  const PartWords pair = load<PartWords>(from + (HIGH + word / 2) * WORD);
+  const PartWords low = (word % 2 ? pair >> 4 : pair) & 0x0f0f0f0fu;
+  if constexpr (BITS == 4) return low;
+  constexpr int64_t PER_WORD = 8 / (HIGH > 0 ? HIGH : 1);
+  const PartWords high = load<PartWords>(from + word / PER_WORD * WORD);
+  const int place = (int)(word % PER_WORD * HIGH);
+  constexpr uint32_t MASK = ((1u << HIGH) - 1) * 0x10101010u;
+  return low | ((place < 4 ? high << (4 - place) : high >> (place - 4)) & MASK);
+}
+
 // sums[r] = row of digits r . COLUMNS part vectors of the panel, from byte `column` of each word
 // on. `ahead` is prefetched group by group; null for nothing.
 template <int BITS, int R>
 void panel_kernel(const DigitGroup* rows, int64_t groups, const char* panel,
                   const PanelShape& shape, int64_t column, const char* ahead, float* sums) {
-  constexpr int64_t WORD = PANEL * sizeof(uint32_t), HALF = PART_BYTES / 2;
-  const bool has_minima = shape.factors > PANEL * (int64_t)sizeof(uint16_t);
+  constexpr int SCALES = (int)scales_of(BITS), SHARE = (int)GROUP_WORDS / SCALES;
+  const bool has_minima = shape.factors > shape.scales;
+  // Of a group, and of its share of what eight groups have in common.
+  const int64_t step = shape.all / groups;
+  const char* outer = nullptr;
   PartVector total[R][COLUMNS] = {};
   for (int64_t g = 0; g < groups; g++, panel += shape.group, rows++) {
-    PartIntegers sum[R][COLUMNS];
+    if (shape.outer > 0 && g % NESTED_GROUPS == 0) {
+      outer = panel;
+      panel += shape.outer;
+    }
+    const char* const numbers = panel + shape.factors + column;
+#pragma GCC unroll 2
+    for (int part = 0; part < SCALES; part++) {
+      PartIntegers sum[R][COLUMNS];
 #pragma GCC unroll 6
-    for (int r = 0; r < R; r++)
+      for (int r = 0; r < R; r++) {
+        const DigitGroup& row = rows[r * groups];
+        const int32_t start = SCALES == 1 ? row.whole : row.halves[part];
 #pragma GCC unroll 2
-      for (int c = 0; c < COLUMNS; c++) sum[r][c] = rows[r * groups].start - PartIntegers{};
-    const char* numbers = panel + shape.factors + column;
-    const auto add = [&](const PartWords (&words)[COLUMNS], int64_t word) {
+        for (int c = 0; c < COLUMNS; c++)
+          sum[r][c] = has_minima ? PartIntegers{} : start - PartIntegers{} << offset_bits(BITS);
+      }
+#pragma GCC unroll 8
+      for (int64_t word = part * SHARE; word < (part + 1) * SHARE; word++) {
+        PartWords words[COLUMNS];
 #pragma GCC unroll 2
-      for (int i = 0; i < Dot::FACTORS; i++)
+        for (int c = 0; c < COLUMNS; c++)
+          words[c] = numbers_at<BITS>(numbers + c * PART_BYTES, word);
+#pragma GCC unroll 2
+        for (int i = 0; i < Dot::FACTORS; i++)
+#pragma GCC unroll 6
+          for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+            for (int c = 0; c < COLUMNS; c++)
+              sum[r][c] = Dot::multiply(sum[r][c], rows[r * groups].factors[word][i],
+                                        Dot::columns(words[c], i));
+      }
+      const char* const scales = panel + shape.scales / SCALES * part;
+#pragma GCC unroll 2
+      for (int c = 0; c < COLUMNS; c++) {
+        const PartVector scale = factors_at(scales, outer, column + c * PART_BYTES);
 #pragma GCC unroll 6
         for (int r = 0; r < R; r++)
-#pragma GCC unroll 2
-          for (int c = 0; c < COLUMNS; c++)
-            sum[r][c] = Dot::multiply(sum[r][c], rows[r * groups].factors[word][i],
-                                      Dot::columns(words[c], i));
-    };
-#pragma GCC unroll 8
-    for (int64_t word = 0; word < GROUP_WORDS; word += 8 / BITS, numbers += WORD) {
-      PartWords words[COLUMNS];
-      for (int c = 0; c < COLUMNS; c++) words[c] = load<PartWords>(numbers + c * PART_BYTES);
-      if constexpr (BITS == 8) {
-        add(words, word);
-      } else {
-        PartWords low[COLUMNS], high[COLUMNS];
-        for (int c = 0; c < COLUMNS; c++) {
-          low[c] = words[c] & 0x0f0f0f0fu;
-          high[c] = words[c] >> 4 & 0x0f0f0f0fu;
-        }
-        add(low, word);
-        add(high, word + 1);
+          total[r][c] +=
+              scale * rows[r * groups].scale * __builtin_convertvector(sum[r][c], PartVector);
       }
     }
     if (ahead != nullptr) {
-      for (int64_t line = 0; line < shape.group; line += 64) prefetch_line(ahead + line);
-      ahead += shape.group;
+      for (int64_t line = 0; line < step; line += 64) prefetch_line(ahead + line);
+      ahead += step;
     }
+    if (!has_minima) continue;
+    const char* const minima = outer == nullptr ? nullptr : outer + shape.outer / 2;
 #pragma GCC unroll 2
     for (int c = 0; c < COLUMNS; c++) {
-      const char* const scales = panel + column / 2 + c * HALF;
-      const PartVector scale = widen_halves(scales);
-#pragma GCC unroll 6
-      for (int r = 0; r < R; r++)
-        total[r][c] +=
-            scale * rows[r * groups].scale * __builtin_convertvector(sum[r][c], PartVector);
-      if (!has_minima) continue;
-      const PartVector minimum = widen_halves(scales + PANEL * sizeof(uint16_t));
+      const PartVector minimum =
+          factors_at(panel + shape.scales, minima, column + c * PART_BYTES);
 #pragma GCC unroll 6
       for (int r = 0; r < R; r++) total[r][c] += minimum * rows[r * groups].sum;
     }
@@ -116,15 +194,15 @@ void panel_kernel(const DigitGroup* rows, int64_t groups, const char* panel,
 
 // The sums of `count` rows of digits, PANEL_ROWS at most, with a whole panel.
 inline void multiply_panel(const DigitGroup* rows, int64_t count, int64_t groups, const char* panel,
-                           const QuireLinear& linear, const char* ahead, float* sums) {
+                           int64_t bits, const PanelShape& shape, const char* ahead, float* sums) {
   typedef decltype(&panel_kernel<8, 1>) Kernel;
-  static constexpr Kernel kernels[2][PANEL_ROWS] = {
-      {panel_kernel<4, 1>, panel_kernel<4, 2>, panel_kernel<4, 3>, panel_kernel<4, 4>,
-       panel_kernel<4, 5>, panel_kernel<4, 6>},
-      {panel_kernel<8, 1>, panel_kernel<8, 2>, panel_kernel<8, 3>, panel_kernel<8, 4>,
-       panel_kernel<8, 5>, panel_kernel<8, 6>}};
-  const Kernel kernel = kernels[linear.bits == 8][count - 1];
-  const PanelShape shape(linear);
+#define QUIRE_KERNELS(BITS)                                                            \
+  {panel_kernel<BITS, 1>, panel_kernel<BITS, 2>, panel_kernel<BITS, 3>,                \
+   panel_kernel<BITS, 4>, panel_kernel<BITS, 5>, panel_kernel<BITS, 6>}
+  static constexpr Kernel kernels[][PANEL_ROWS] = {QUIRE_KERNELS(4), QUIRE_KERNELS(5),
+                                                   QUIRE_KERNELS(6), QUIRE_KERNELS(8)};
+#undef QUIRE_KERNELS
+  const Kernel kernel = kernels[bits == 8 ? 3 : bits - 4][count - 1];
   for (int64_t column = 0; column < PANEL * 4; column += COLUMNS * PART_BYTES, ahead = nullptr)
     kernel(rows, groups, panel, shape, column, ahead, sums);
 }
@@ -133,44 +211,66 @@ inline void multiply_panel(const DigitGroup* rows, int64_t count, int64_t groups
 template <class Epilogue>
 void multiply_panels(const DigitRows& rows, const QuireLinear& linear, int64_t first, int64_t last,
                      const PrefetchRange& next, float* sums, const Epilogue& epilogue) {
-  const PanelShape shape(linear);
-  for (int64_t strip = first; strip < last; strip += PANEL_STRIPS) {
-    const int64_t count = std::min(PANEL_STRIPS, last - strip);
-    const char* const panel = (const char*)linear.packed + strip / PANEL_STRIPS * shape.all;
-    const bool is_last = strip + count >= last;
-    const char* ahead = is_last ? (const char*)next.start : panel + PANEL_AHEAD;
-    for_each_tile(rows.count, PANEL_ROWS / rows.digits, [&](int64_t r, int64_t n) {
-      multiply_panel(rows.at(r), n * rows.digits, rows.groups, panel, linear, ahead, sums);
-      ahead = nullptr;
-      for (int64_t i = 0; i < n; i++) {
-        float* const to = sums + i * rows.digits * PANEL;
-        for (int64_t d = 1; d < rows.digits; d++)
-          for (int64_t j = 0; j < PANEL; j += LANES)
-            store(to + j, load<Vector>(to + j) + load<Vector>(to + d * PANEL + j));
-        epilogue(rows.first_row + r + i, strip, to, count);
-      }
-    });
+  for (int64_t strip = first; strip < last;) {
+    const PanelPart part = part_of(linear, strip);
+    const PanelShape shape(*part.panels, linear.inputs);
+    const int64_t end = std::min(last, part.last);
+    const char* panel =
+        (const char*)part.panels->packed + (strip - part.first) / PANEL_STRIPS * shape.all;
+    for (; strip < end; strip += PANEL_STRIPS, panel += shape.all) {
+      const int64_t count = std::min(PANEL_STRIPS, end - strip);
+      const char* ahead = strip + count >= last ? (const char*)next.start : panel + PANEL_AHEAD;
+      for_each_tile(rows.count, PANEL_ROWS / rows.digits, [&](int64_t r, int64_t n) {
+        multiply_panel(rows.at(r), n * rows.digits, rows.groups, panel, part.panels->bits, shape,
+                       ahead, sums);
+        ahead = nullptr;
+        for (int64_t i = 0; i < n; i++) {
+          float* const to = sums + i * rows.digits * PANEL;
+          for (int64_t d = 1; d < rows.digits; d++)
+            for (int64_t j = 0; j < PANEL; j += LANES)
+              store(to + j, load<Vector>(to + j) + load<Vector>(to + d * PANEL + j));
+          epilogue(rows.first_row + r + i, strip, to, count);
+        }
+      });
+    }
   }
 }
 
 // Reads the weights of one output.
 inline void read_output(const QuireLinear& linear, int64_t output, float* to) {
-  const PanelShape shape(linear);
-  const auto* group = (const uint8_t*)linear.packed + output / PANEL * shape.all;
-  const int64_t column = output % PANEL;
-  const auto half = [](const uint8_t* from) {
-    alignas(64) char halves[PART_BYTES / 2] = {};
-    std::memcpy(halves, from, sizeof(uint16_t));
-    return widen_halves(halves)[0];
-  };
+  const PanelPart part = part_of(linear, output / LANES);
+  const int64_t bits = part.panels->bits, panel = output / PANEL - part.first / PANEL_STRIPS;
+  const int64_t column = output % PANEL, vector = column / PART_LANES * PART_BYTES;
+  const PanelShape shape(*part.panels, linear.inputs);
+  const char* group = (const char*)part.panels->packed + panel * shape.all;
+  const char* outer = nullptr;
   for (int64_t i = 0; i < linear.inputs; i += GROUP, group += shape.group) {
-    const float scale = half(group + column * 2);
-    const float minimum = linear.has_minima ? half(group + (PANEL + column) * 2) : 0.0f;
-    for (int64_t j = 0; j < GROUP; j++) {
-      const int64_t word = linear.bits == 8 ? j / 4 : j / 8;
-      int32_t number = group[shape.factors + (word * PANEL + column) * 4 + j % 4];
-      if (linear.bits == 4) number = j / 4 % 2 ? number >> 4 : number & 15;
-      to[i + j] = scale * (float)(number - offset_of(linear)) + minimum;
+    if (shape.outer > 0 && i % (GROUP * NESTED_GROUPS) == 0) {
+      outer = group;
+      group += shape.outer;
+    }
+    const bool has_minima = shape.factors > shape.scales;
+    const char* const minima = outer == nullptr ? nullptr : outer + shape.outer / 2;
+    const float minimum =
+        has_minima ? factors_at(group + shape.scales, minima, vector)[column % PART_LANES] : 0.0f;
+    const float offset = has_minima ? 0.0f : (float)(1 << offset_bits(bits));
+    const int64_t scales = scales_of(bits), share = GROUP_WORDS / scales;
+    float scale = 0.0f;
+    for (int64_t word = 0; word < GROUP_WORDS; word++) {
+      if (word % share == 0) {
+        const char* const at = group + shape.scales / scales * (word / share);
+        scale = factors_at(at, outer, vector)[column % PART_LANES];
+      }
+      const char* const numbers = group + shape.factors + vector;
+      const PartWords words = bits == 4   ? numbers_at<4>(numbers, word)
+                              : bits == 5 ? numbers_at<5>(numbers, word)
+                              : bits == 6 ? numbers_at<6>(numbers, word)
+                                          : numbers_at<8>(numbers, word);
+      const uint32_t four = words[column % PART_LANES];
+      for (int64_t j = 0; j < 4; j++) {
+        const auto number = (float)(four >> 8 * j & 255);
+        to[i + word * 4 + j] = scale * (number - offset) + minimum;
+      }
     }
   }
 }

@@ -23,11 +23,6 @@ struct Product {
   int64_t num_strips() const { return (linear.outputs + LANES - 1) / LANES; }
   int64_t num_groups() const { return (num_strips() + TILE_STRIPS - 1) / TILE_STRIPS; }
   const uint32_t* packed() const { return (const uint32_t*)linear.packed; }
-  // The size of a strip, with so many elements of the element type in a word.
-  int64_t strip_words(int64_t per_word) const {
-    if (linear.bits == 0) return linear.inputs / per_word * LANES;
-    return PanelShape(linear).all / PANEL_STRIPS / (int64_t)sizeof(uint32_t);
-  }
 };
 
 // The work items of a dynamically scheduled product: each thread gets the same number of whole
@@ -56,13 +51,24 @@ class ProductItems {
   const int size_;
 };
 
-// The memory of the strips first .. last-1 of a product.
+// The memory of the strips first .. last-1 of a product; of quantized weights, as far as they are
+// in the part of the first.
 template <class T>
 inline PrefetchRange strips_of(const Product& product, int64_t first, int64_t last,
                                bool same_product = false) {
-  const int64_t words = product.strip_words(T::PER_WORD);
-  const int64_t count = std::min(last, product.num_strips()) - first;
-  return {product.packed() + first * words, count * words, false, same_product};
+  const uint32_t* packed = product.packed();
+  int64_t words = product.linear.inputs / T::PER_WORD * LANES, begin = 0;
+  int64_t end = product.num_strips();
+  if (product.linear.num_parts > 0) {
+    const PanelPart part = part_of(product.linear, first);
+    packed = (const uint32_t*)part.panels->packed;
+    words = PanelShape(*part.panels, product.linear.inputs).all / PANEL_STRIPS /
+            (int64_t)sizeof(uint32_t);
+    begin = part.first;
+    end = part.last;
+  }
+  const int64_t count = std::min(last, end) - first;
+  return {packed + (first - begin) * words, count * words, false, same_product};
 }
 
 // Whether each thread multiplies its own rows by all strips. The same thread then computes the

@@ -4,12 +4,15 @@ Knows no file format. The kernels are in kernels/panels.h.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 
-#: Inputs that share a scale; GROUP in kernels/digit_rows.h.
+#: Inputs of a group; GROUP in kernels/digit_rows.h.
 GROUP = 32
+#: Groups that share the factors of nested scales; NESTED_GROUPS in kernels/panels.h.
+NESTED_GROUPS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,30 +21,46 @@ class QuantizedWeight:
 
     Args:
         numbers: [outputs, inputs], uint8, less than 2^bits.
-        scales: [outputs, inputs / GROUP], float16, finite.
-        minima: as `scales`; None for none.
-        bits: 4 or 8.
+        scales: [outputs, inputs / GROUP], or twice as many with 6 bits: one for each half of a
+            group. float16 and finite, or int8 if they are nested.
+        minima: [outputs, inputs / GROUP], of the same type; None for none, as with 6 bits.
+        bits: 4, 5, 6 or 8.
+        scale_factors: [outputs, inputs / GROUP / NESTED_GROUPS], float16: what nested scales are
+            multiplied by. None if they are not nested.
+        minimum_factors: the same for nested minima.
     """
 
     numbers: torch.Tensor
     scales: torch.Tensor
     minima: torch.Tensor | None
     bits: int
+    scale_factors: torch.Tensor | None = None
+    minimum_factors: torch.Tensor | None = None
+
+    @property
+    def form(self) -> tuple[int, bool, bool]:
+        """What must be equal in a panel: the bits, and whether it has minima and is nested."""
+        return self.bits, self.minima is not None, self.scale_factors is not None
 
     def dequantized(self) -> torch.Tensor:
         """[outputs, inputs], float32."""
-        numbers = self.numbers.view(*self.scales.shape, GROUP).float()
-        scales = self.scales.float()[..., None]
+        scales = _products(self.scales, self.scale_factors)[..., None]
+        numbers = self.numbers.view(*self.scales.shape, -1).float()
         if self.minima is None:
-            values = scales * (numbers - (1 << (self.bits - 1)))
-        else:
-            values = scales * numbers + self.minima.float()[..., None]
-        return values.flatten(1)
+            return (scales * (numbers - (1 << (self.bits - 1)))).flatten(1)
+        return (scales * numbers + _products(self.minima, self.minimum_factors)[..., None]).flatten(
+            1
+        )
 
     def select(self, rows: Callable[[torch.Tensor], torch.Tensor]) -> "QuantizedWeight":
         """The same weight with other rows: what `rows` makes of each of its tensors."""
-        minima = None if self.minima is None else rows(self.minima)
-        return replace(self, numbers=rows(self.numbers), scales=rows(self.scales), minima=minima)
+        chosen: dict[str, Any] = {name: rows(one) for name, one in self.tensors().items()}
+        return replace(self, **chosen)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All that there are, by the names of their fields."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
 
     def with_minima(self) -> "QuantizedWeight":
         """The same values; a minimum is a power of two times its scale, so it is exact."""
@@ -51,22 +70,34 @@ class QuantizedWeight:
 
     def with_8_bits(self) -> "QuantizedWeight":
         """The same values, with numbers of 8 bits."""
-        if self.bits == 8:
-            return self
-        offset = 128 - 8 if self.minima is None else 0
+        offset = 128 - (1 << (self.bits - 1)) if self.minima is None else 0
         return replace(self, numbers=self.numbers + offset, bits=8)
 
 
+def _products(values: torch.Tensor, factors: torch.Tensor | None) -> torch.Tensor:
+    """Scales or minima in float32, in which products with factors are exact."""
+    if factors is None:
+        return values.float()
+    return (values.float().view(*factors.shape, -1) * factors.float()[..., None]).flatten(1)
+
+
 def concatenated(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """All rows of some weights, in a form that has the values of each of them."""
-    if any(part.minima is not None for part in parts):
-        parts = [part.with_minima() for part in parts]
-    if any(part.bits == 8 for part in parts):
-        parts = [part.with_8_bits() for part in parts]
-    minima = [part.minima for part in parts if part.minima is not None]
-    return QuantizedWeight(
-        torch.cat([part.numbers for part in parts]),
-        torch.cat([part.scales for part in parts]),
-        torch.cat(minima) if minima else None,
-        parts[0].bits,
-    )
+    """All rows of weights that have one form."""
+    assert len({part.form for part in parts}) == 1
+    if len(parts) == 1:
+        return parts[0]
+    tensors = [part.tensors() for part in parts]
+    whole: dict[str, Any] = {name: torch.cat([one[name] for one in tensors]) for name in tensors[0]}
+    return replace(parts[0], **whole)
+
+
+def joined(parts: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
+    """All rows of some weights, in a form that has the values of each; None if there is none."""
+    if len({part.form for part in parts}) > 1:
+        if any(part.scale_factors is not None for part in parts):
+            return None
+        if any(part.minima is not None for part in parts):
+            parts = [part.with_minima() for part in parts]
+        if len({part.bits for part in parts}) > 1:
+            parts = [part.with_8_bits() for part in parts]
+    return concatenated(parts)

@@ -60,6 +60,11 @@ def _half_bytes(values: torch.Tensor) -> torch.Tensor:
     return torch.cat((values & 15, values >> 4), dim=-1)
 
 
+def _split(values: torch.Tensor, size: int) -> torch.Tensor:
+    """The last dimension in parts of `size`."""
+    return values.reshape(*values.shape[:-1], -1, size)
+
+
 def _q8_0(blocks: torch.Tensor) -> QuantizedWeight:
     # Adding 128 modulo 256 turns signed bytes into numbers.
     numbers = _bytes(blocks, 34, 2) ^ 128
@@ -84,13 +89,56 @@ def _with_fifth_bits(values: torch.Tensor) -> torch.Tensor:
 
 
 def _q5_0(blocks: torch.Tensor) -> QuantizedWeight:
-    numbers = _with_fifth_bits(_bytes(blocks, 22, 2)) + (128 - 16)
-    return QuantizedWeight(numbers.flatten(1), _halves(blocks, 22, 0), None, 8)
+    numbers = _with_fifth_bits(_bytes(blocks, 22, 2))
+    return QuantizedWeight(numbers.flatten(1), _halves(blocks, 22, 0), None, 5)
 
 
 def _q5_1(blocks: torch.Tensor) -> QuantizedWeight:
     numbers = _with_fifth_bits(_bytes(blocks, 24, 4))
-    return QuantizedWeight(numbers.flatten(1), _halves(blocks, 24, 0), _halves(blocks, 24, 2), 8)
+    return QuantizedWeight(numbers.flatten(1), _halves(blocks, 24, 0), _halves(blocks, 24, 2), 5)
+
+
+def _nested(blocks: torch.Tensor, size: int, numbers: torch.Tensor, bits: int) -> QuantizedWeight:
+    """Blocks of 256 that begin with two factors, and eight scales and minima of 6 bits."""
+    values = _bytes(blocks, size, 4)
+    scales, minima, rest = values[..., :4], values[..., 4:8], values[..., 8:12]
+    scales = torch.cat((scales & 63, rest & 15 | scales >> 2 & 48), dim=-1)
+    minima = torch.cat((minima & 63, rest >> 4 | minima >> 2 & 48), dim=-1)
+    return QuantizedWeight(
+        numbers=numbers.flatten(1),
+        scales=scales.view(torch.int8).flatten(1),
+        minima=minima.view(torch.int8).flatten(1),
+        bits=bits,
+        scale_factors=_halves(blocks, size, 0),
+        # Minima are subtracted in such a block.
+        minimum_factors=-_halves(blocks, size, 2),
+    )
+
+
+def _q4_k(blocks: torch.Tensor) -> QuantizedWeight:
+    numbers = _half_bytes(_split(_bytes(blocks, 144, 16), 32))
+    return _nested(blocks, 144, numbers, 4)
+
+
+def _q5_k(blocks: torch.Tensor) -> QuantizedWeight:
+    low = _half_bytes(_split(_bytes(blocks, 176, 48), 32)).flatten(-2)
+    # A byte has the fifth bits of its place in all eight groups.
+    fifth = _bytes(blocks, 176, 16)[..., None, :32] >> torch.arange(8, dtype=torch.uint8)[:, None]
+    return _nested(blocks, 176, low | (fifth & 1).flatten(-2) << 4, 5)
+
+
+def _q6_k(blocks: torch.Tensor) -> QuantizedWeight:
+    values = _bytes(blocks, 210, 0)
+    low = _half_bytes(_split(values[..., :128], 64))
+    places = torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]
+    high = _split(values[..., 128:192], 32)[..., None, :] >> places & 3
+    return QuantizedWeight(
+        numbers=(low | high.flatten(-2) << 4).flatten(1),
+        scales=values[..., 192:208].view(torch.int8).flatten(1),
+        minima=None,
+        bits=6,
+        scale_factors=_halves(blocks, 210, 208),
+    )
 
 
 #: The types that are kept as stored, by ggml's name.
@@ -100,6 +148,9 @@ KINDS: Mapping[str, Callable[[torch.Tensor], QuantizedWeight]] = {
     "Q4_1": _q4_1,
     "Q5_0": _q5_0,
     "Q5_1": _q5_1,
+    "Q4_K": _q4_k,
+    "Q5_K": _q5_k,
+    "Q6_K": _q6_k,
 }
 
 

@@ -30,7 +30,11 @@ TEMPLATE = (
 
 #: The bytes of a block where its scales in float16 begin, with values that give
 #: weights of mean zero.
-_K_SCALES = {Type.Q4_K: {0: 5e-4, 2: 3.75e-3}, Type.Q6_K: {208: 1e-4}}
+_K_SCALES = {
+    Type.Q4_K: {0: 5e-4, 2: 3.75e-3},
+    Type.Q5_K: {0: 2.5e-4, 2: 3.875e-3},
+    Type.Q6_K: {208: 1e-4},
+}
 
 _SIZES = {
     "vocab_size": len(TOKENS),
