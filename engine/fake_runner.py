@@ -60,7 +60,12 @@ class FakeRunner:
         self.script = Script()
 
     def launch(self, batch: Batch, *, after: LaunchedStep | None = None) -> LaunchedStep:
-        """Swap blocks, write the rows' tokens to their slots, and compute tokens from the slots."""
+        """Swap blocks, write the rows' tokens to their slots, and compute tokens from the slots.
+
+        The tokens of a row with a draft go to `runs`. The token of another row goes to `decoded` if
+        the row is one of the batch's decodes, or else to `token_ids`. A row that can have no token
+        goes to `failures`. `after` is the step before, from which rows take their unknown token.
+        """
         if self._before_run is not None:
             self._before_run(batch)
         for source, destination in batch.swap_out:
@@ -230,7 +235,7 @@ def fake_logprobs(token_id: int, num_top: int) -> Logprobs:
 
 
 def fake_prompt_logprob(before: Sequence[int], token_id: int, num_top: int) -> Logprobs:
-    """Those of a token of a prompt: they depend on it and on all tokens before it."""
+    """The log-probabilities of a token of a prompt, made of it and all tokens before it."""
     digest = hashlib.blake2b(array("q", before).tobytes(), digest_size=2).digest()
     logprob, top = fake_logprobs(token_id, num_top)
     return Logprobs(logprob - int.from_bytes(digest, "little") / (1 << 16), top)

@@ -45,7 +45,7 @@ def progress_laws(request: Request, scheduler: Scheduler) -> list[str]:
     )
     may_catch_up = request.num_pending_tokens > 1
     if request.pooling is not None:
-        # It never decodes: also its last token is one of the prompt.
+        # A pooled request never decodes: also its last token is one of the prompt.
         is_catching_up, may_catch_up = request.request_id in scheduler.running.catching_up, True
     if is_running and may_catch_up != is_catching_up:
         found.append("its pending tokens contradict whether it is catching up")

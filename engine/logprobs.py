@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Logprobs(NamedTuple):
-    """Those of one token. `top` has pairs of token id and log-probability, best first."""
+    """The log-probabilities of one token. `top` has pairs of id and log-probability, best first."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()

@@ -106,5 +106,5 @@ class TokenEngine(Protocol):
         ...
 
     def violations(self) -> list[str]:
-        """Its own invariants that do not hold now; empty when all is well."""
+        """The engine's own invariants that do not hold now; empty when all is well."""
         ...

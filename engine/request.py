@@ -182,7 +182,7 @@ class Request:
     num_accepted_draft_tokens: int = 0
     #: What the policy adds to the arrival time, in seconds; the lower, the better.
     standing: float = 0.0
-    #: Place in the queue, lower is sooner: arrival time plus standing, and a number that orders
+    #: Order in the queue, lower is sooner: arrival time plus standing, and a number that orders
     #: equals. Given once by the Scheduler, so that preemption keeps it.
     rank: tuple[float, int] = (0.0, 0)
     #: Length when last admitted; a victim must have grown since, or two requests could thrash.
@@ -214,7 +214,7 @@ class Request:
 
     @property
     def order(self) -> tuple[float, tuple[float, int]]:
-        """Place among the running requests: the higher, the sooner it gives way."""
+        """Order among the running requests: the higher, the sooner it gives way."""
         return self.standing, self.rank
 
     @property

@@ -40,7 +40,7 @@ def _run(signals: StopSignals) -> int:
     begin_log(settings, worker=settings.worker)
     warn_of_settings(without_effect(settings))
     if serves_no_requests(settings):
-        # It holds no requests, so there is nothing to wait for.
+        # A follower holds no requests, so there is nothing to wait for.
         signals.pass_to(lambda: leave(EXIT_OK))
         return run_follower(settings)
     worker = Worker(settings)

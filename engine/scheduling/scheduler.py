@@ -309,7 +309,7 @@ class Scheduler:
                 return
 
     def _preempt(self, victim: Request, plan: Plan) -> None:
-        """Move a running request back to the queue; it keeps its rank, and so its place there."""
+        """Move a running request back to the queue; it keeps its rank, and so its order there."""
         assert victim.request_id not in plan.rows
         if plan.has_decodes and victim.request_id not in self.running.catching_up:
             plan.budget += 1

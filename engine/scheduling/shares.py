@@ -102,7 +102,7 @@ class ClassShares:
         return running
 
     def without_minimum(self, victims: Sequence[Request]) -> list[Request]:
-        """Those of `victims`, in their order, that leave each class its minimum of slots."""
+        """The `victims`, in their order, whose loss leaves each class its minimum of slots."""
         if not self._shares:
             return list(victims)
         kept, spare = [], {}

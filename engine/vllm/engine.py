@@ -37,7 +37,7 @@ class VllmEngine:
         self._sequence = count()
         self._requests: dict[str, Request] = {}
         self._waiting = WaitingQueue()
-        #: Those that are in vLLM.
+        #: The requests that are in vLLM, by id.
         self._running: dict[str, Request] = {}
         #: Requests that do something else than at the last `take_activities`.
         self._moved: dict[str, Request] = {}

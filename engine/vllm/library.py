@@ -151,7 +151,7 @@ class VllmBackend:
             llm.add_lora(adapter)
         #: vLLM adds a suffix to each id.
         self._ids: dict[str, str] = {}
-        #: Those that are in vLLM, and of them those that are misled; see `Report`.
+        #: The requests that are in vLLM, and the ids of the misled ones; see `Report`.
         self._requests: dict[str, Request] = {}
         self._misled: list[str] = []
         self._scheduler: Any = llm.engine_core.engine_core.scheduler  # type: ignore[attr-defined]

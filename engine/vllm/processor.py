@@ -37,7 +37,10 @@ class QuireSampler(RowSampler, LogitsProcessor):
         self._report = NOTHING_TO_SAY
 
     def pieces(self, runner: Any) -> Sequence[Piece]:
-        """What the step that `runner` has computed tells of prompts; perhaps nothing."""
+        """The tokens of prompts to score that the step of `runner` has computed; perhaps none.
+
+        `first` is the row of the step's hidden states that belongs to the request's first token.
+        """
         self._scoring = [index for index in self._scoring if self._rows[index].wants_scores]
         state = runner.execute_model_state
         if state is None or not self._scoring:
@@ -59,7 +62,7 @@ class QuireSampler(RowSampler, LogitsProcessor):
         return output
 
     def is_argmax_invariant(self) -> bool:
-        """It decides the argmax."""
+        """Says no: this sampler decides the argmax."""
         return False
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:

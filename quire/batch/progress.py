@@ -15,7 +15,7 @@ DEFAULT_MAX_INFLIGHT = 1024
 
 
 class Position(NamedTuple):
-    """A place between two lines of the input: its byte, and the number of lines before it."""
+    """A point between two lines of the input: its byte, and the number of lines before it."""
 
     offset: int
     number: int

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from quire.errors import InvalidRequest
-from quire.queue.streams import FIRST_POSITION, before
+from quire.queue.streams import FIRST_CURSOR, before
 from quire.wire.ends import End
 
 #: If the queue has several shards, how long a reader waits for one before it reads the next.
@@ -59,11 +59,11 @@ class ShardCursor:
     precedes it. The text of a reader that has seen nothing is `0-0`.
     """
 
-    def __init__(self, text: str = FIRST_POSITION) -> None:
+    def __init__(self, text: str = FIRST_CURSOR) -> None:
         """ValueError for a text that is none of a cursor."""
         #: The newest first.
         self._seen: list[_Seen] = []
-        for part in text.split(":", MAX_SEEN) if text != FIRST_POSITION else ():
+        for part in text.split(":", MAX_SEEN) if text != FIRST_CURSOR else ():
             found = _SEEN.fullmatch(part)
             if found is None or len(self._seen) == MAX_SEEN:
                 raise ValueError("not a cursor")
@@ -79,12 +79,12 @@ class ShardCursor:
         for time_ms, number, digest in self._seen:
             parts.append(f"{abs(time_ms - newer_ms)}-{number}{digest and '.'}{digest}")
             newer_ms = time_ms
-        return ":".join(parts) or FIRST_POSITION
+        return ":".join(parts) or FIRST_CURSOR
 
     @property
     def newest(self) -> str:
         """The position of the last end that was seen."""
-        return self._seen[0].position if self._seen else FIRST_POSITION
+        return self._seen[0].position if self._seen else FIRST_CURSOR
 
     def add(self, end: End) -> None:
         """The reader has seen this end, which is after all others."""
@@ -118,7 +118,7 @@ class ShardCursor:
 
 def cursors_in(after: str, *, num_shards: int) -> list[ShardCursor]:
     """The cursors of all shards; an empty text is before the oldest end kept. InvalidRequest."""
-    texts = after.split(",", num_shards) if after else [FIRST_POSITION] * num_shards
+    texts = after.split(",", num_shards) if after else [FIRST_CURSOR] * num_shards
     try:
         cursors = list(map(ShardCursor, texts))
     except ValueError:

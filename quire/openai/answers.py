@@ -72,7 +72,7 @@ class Heading:
         )
 
     def fields(self, *, is_piece: bool) -> dict[str, Any]:
-        """These fields as JSON; `is_piece` for an event of a stream."""
+        """The fields of the answer as JSON; `is_piece` for an event of a stream."""
         name = "text_completion"
         if self.is_chat:
             name = "chat.completion.chunk" if is_piece else "chat.completion"

@@ -42,7 +42,7 @@ class LikelihoodForm:
     normalize: Normalize = "sum"
 
     def fields(self) -> dict[str, Any]:
-        """These values as JSON; see `likelihood_form_from`."""
+        """The likelihoods as JSON; see `likelihood_form_from`."""
         return {"labels": list(self.labels), "normalize": self.normalize}
 
 

@@ -11,7 +11,7 @@ from quire.queue.groups import grouping
 from quire.queue.groups.grouping import GroupEnd, GroupProgress
 from quire.queue.lease.expire import end_overdue
 from quire.queue.side import Side
-from quire.queue.streams import FIRST_POSITION, at_most
+from quire.queue.streams import FIRST_CURSOR, at_most
 from quire.queue.submit.cancel import cancel_many, cancelling, discarding
 from quire.queue.submit.submit import Submitted, submit_call, submitting
 from quire.transport.concurrency import list_of
@@ -94,7 +94,7 @@ class Producer(Side):
         return self.run(grouping.num_open_members(self.keys, group))
 
     def read_ends(
-        self, group: str, *, after: str = FIRST_POSITION, block_seconds: float | None = None
+        self, group: str, *, after: str = FIRST_CURSOR, block_seconds: float | None = None
     ) -> list[GroupEnd]:
         """The ends after a cursor, in order; waits for one as `read_output` does.
 
@@ -148,5 +148,5 @@ class Producer(Side):
         return self.run(taking)
 
     def acknowledge(self, group: str, positions: Sequence[str]) -> None:
-        """These ends are not delivered again. May be repeated."""
+        """Marks ends as handled: they are not delivered again. May be repeated."""
         self.run(telling.acknowledge(self.keys, group, positions))

@@ -10,7 +10,7 @@ from quire.queue.groups import grouping
 from quire.queue.groups.grouping import GroupEnd, GroupProgress
 from quire.queue.lease.expire import end_overdue
 from quire.queue.side_async import AsyncSide
-from quire.queue.streams import FIRST_POSITION, at_most
+from quire.queue.streams import FIRST_CURSOR, at_most
 from quire.queue.submit.cancel import cancel_many, cancelling, discarding
 from quire.queue.submit.submit import Submitted, submit_call, submitting
 from quire.transport.concurrency_async import list_of
@@ -93,7 +93,7 @@ class AsyncProducer(AsyncSide):
         return await self.run(grouping.num_open_members(self.keys, group))
 
     async def read_ends(
-        self, group: str, *, after: str = FIRST_POSITION, block_seconds: float | None = None
+        self, group: str, *, after: str = FIRST_CURSOR, block_seconds: float | None = None
     ) -> list[GroupEnd]:
         """The ends after a cursor, in order; waits for one as `read_output` does.
 
@@ -151,5 +151,5 @@ class AsyncProducer(AsyncSide):
         return await self.run(taking)
 
     async def acknowledge(self, group: str, positions: Sequence[str]) -> None:
-        """These ends are not delivered again. May be repeated."""
+        """Marks ends as handled: they are not delivered again. May be repeated."""
         await self.run(telling.acknowledge(self.keys, group, positions))

@@ -8,7 +8,7 @@ from typing import Any
 from quire.transport.procedure import RoundTrip, command
 
 #: The cursor with which a reader begins.
-FIRST_POSITION = "0-0"
+FIRST_CURSOR = "0-0"
 
 #: The largest sequence number of a stream id within its millisecond.
 _LAST_NUMBER = 2**64 - 1
@@ -21,7 +21,7 @@ def at_most(seconds: float | None, longest: float) -> float | None:
 
 def before(position: str) -> str:
     """The cursor of a read that begins with the entry at this position."""
-    if position == FIRST_POSITION:
+    if position == FIRST_CURSOR:
         return position
     time_ms, number = map(int, position.split("-"))
     return f"{time_ms}-{number - 1}" if number else f"{time_ms - 1}-{_LAST_NUMBER}"

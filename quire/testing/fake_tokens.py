@@ -16,7 +16,7 @@ from quire.wire.protocol import GenerationRequest
 
 
 def logprobs_of(request: GenerationRequest, text: str) -> tuple[TokenLogprob, ...]:
-    """Those of a part of the output, as if no other token were possible; none if not requested."""
+    """The log-probabilities of a part of the output, as of the only tokens; none if not asked."""
     number = request.parse_body().sampling.logprobs if text else None
     if number is None:
         return ()

@@ -124,7 +124,7 @@ def pipelines_of(calls: Iterable[ScriptCall]) -> Iterator[list[ScriptCall]]:
 
 
 def of_its_kind(reply: Any) -> Any:
-    """The reply of a script; an error of Redis 6.2 becomes the one that Redis 7 would return."""
+    """The reply of a script; an OOM or READONLY that Redis 6.2 wraps is as from Redis 7."""
     if type(reply) is ResponseError and (found := _OF_A_COMMAND.search(str(reply))):
         return _KINDS[found[1]](str(reply))
     return reply

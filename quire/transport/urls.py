@@ -111,7 +111,7 @@ def tls_settings(
         if not all(values):
             raise ValueError(f"the option {name!r} has no value")
         names.add(name)
-    # They mean the same as in the url of one server.
+    # The TLS options mean the same as in the url of one server.
     settings: dict[str, Any] = parse_url(f"rediss://?{parts.query}")  # type: ignore[no-untyped-call]
     return {name: value for name, value in settings.items() if name in names}
 

@@ -278,7 +278,10 @@ def _subject(
 
 
 def _of_chat(arguments: RequestArguments) -> dict[str, Any]:
-    """The fields of the body that only a chat may have."""
+    """The fields of the body that only a chat may have.
+
+    The model of a body takes its tools from a list only, so a tuple of tools becomes one.
+    """
     found = {name: arguments.get(name) for name in _OF_CHATS if arguments.get(name) is not None}
     if found and arguments.get("messages") is None:
         raise InvalidRequest(next(iter(found)), "needs messages")

@@ -48,7 +48,7 @@ class UsageCounter:
     shards: Sequence[Keys]
     tenants: dict[str, Used] = field(default_factory=lambda: {OTHER: Used()})
     #: Shard -> the newest end that is counted.
-    _positions: dict[Keys, str] = field(default_factory=dict)
+    _cursors: dict[Keys, str] = field(default_factory=dict)
 
     def read(self) -> Mapping[str, Used]:
         """Counts the new ends; returns all counts by tenant. BrokerUnavailable."""
@@ -57,16 +57,16 @@ class UsageCounter:
 
     def _count(self, shards: Sequence[Keys]) -> Procedure[list[None]]:
         for keys in shards:
-            if keys not in self._positions:
+            if keys not in self._cursors:
                 (newest,) = yield RoundTrip((command("xrevrange", keys.ends, count=1),))
-                self._positions[keys] = newest[0][0].decode() if newest else "0-0"
+                self._cursors[keys] = newest[0][0].decode() if newest else "0-0"
             for _ in range(MAX_READS):
-                ends = yield from told(keys, after=self._positions[keys], block_seconds=None)
+                ends = yield from told(keys, after=self._cursors[keys], block_seconds=None)
                 if not ends:
                     break
                 for end in ends:
                     self._used_by(end.tenant).add(end.usage)
-                self._positions[keys] = ends[-1].position
+                self._cursors[keys] = ends[-1].position
         return [None] * len(shards)
 
     def _used_by(self, tenant: str) -> Used:

@@ -83,7 +83,7 @@ class Queue:
         try:
             record = await self.find(call.record.id, caller)
         except UnknownRequest as unknown:
-            # It existed a moment ago, so it has expired or Redis has lost it.
+            # The record existed a moment ago, so it has expired or Redis has lost it.
             raise ResultExpired(unknown.request_id) from unknown
         if record.digest != call.record.digest:
             raise Refused(key_reused())

@@ -145,7 +145,7 @@ class Deliveries:
             reading: Any = self._connection.hgetall(self._prefix + webhook_id)
             fields = await heeding_cancels(reading)
             if b"body" not in fields:
-                # Its key has expired: nobody tried it for days.
+                # The webhook's key has expired: nobody tried it for days.
                 await self.forget(tenant, webhook_id)
                 continue
             age_seconds = (int(now) - int(fields[b"created_ms"])) / 1000

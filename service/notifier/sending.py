@@ -97,7 +97,7 @@ class Sending:
         try:
             await self._post(pending)
         except RedisError as error:
-            # It is due again after its lease.
+            # The webhook is due again after its lease.
             _log.warning("the fate of a webhook is not kept", error=str(error))
         finally:
             self._busy[pending.tenant] -= 1

@@ -57,7 +57,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen2": _LLAMA,
     "qwen3": _LLAMA,
     "qwen3_moe": _LLAMA,
-    # Their rotary embedding has three positions for each token. In a text these are equal.
+    # The Qwen-VL text models have three rotary positions per token, equal in a text.
     "qwen2_vl_text": _LLAMA,
     "qwen2_5_vl_text": _LLAMA,
     "qwen3_vl_text": _LLAMA,

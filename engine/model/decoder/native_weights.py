@@ -21,7 +21,7 @@ from engine.model.kernels.quantized import QuantizedWeight, concatenated, joined
 #: The digits of the inputs of quantized weights (kernels/digit_rows.h), by the type of the model:
 #: as many as the precision of the type needs.
 DIGITS = {torch.float32: 3, torch.bfloat16: 2}
-#: This unit multiplies bfloat16 faster than the others multiply integers.
+#: The unit that multiplies bfloat16 faster than others multiply integers.
 MATRIX_UNIT = "amx_bf16"
 
 logger = logging.getLogger(__name__)

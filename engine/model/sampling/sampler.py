@@ -77,7 +77,7 @@ class Draws:
         self._scaled = scaled
         self._keys = keys
         self._likelihoods = likelihoods
-        #: Those of prompts that the same step scores; None if it scores none.
+        #: The likelihoods of prompts that the same step scores; None if it scores none.
         self.prompts: PromptLikelihoods | None = None
         if likelihoods is not None:
             likelihoods.send(tokens)

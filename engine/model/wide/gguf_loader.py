@@ -44,7 +44,7 @@ NEEDED_KEYS = (
     "attention.layer_norm_rms_epsilon",
 )
 OPTIONAL_KEYS = ("vocab_size", "rope.freq_base")
-#: These must be equal to the configuration's size of a head.
+#: Keys whose values must equal the configuration's size of a head.
 HEAD_KEYS = ("rope.dimension_count", "attention.key_length", "attention.value_length")
 
 _MODEL_TENSORS = ("token_embd.weight", "output_norm.weight")

@@ -108,7 +108,7 @@ def load_model(
     if dtype != "auto" and dtype not in DTYPES:
         raise ModelRefused(f"dtype {dtype!r} is not one of auto, {', '.join(DTYPES)}")
     if is_gguf_name(path):
-        return _load_file(Path(path), dtype, device)
+        return _load_gguf(Path(path), dtype, device)
     folder, config = opened(path)
     _check_architecture(config)
     model = _read_weights(path, dtype, config, _stored_tensors(path, folder, config))
@@ -125,7 +125,8 @@ def opened(path: str | Path) -> tuple[Path, PreTrainedConfig]:
     return folder, _config(folder)
 
 
-def _load_file(file: Path, dtype: str, device: torch.device | str) -> LoadedModel:
+def _load_gguf(file: Path, dtype: str, device: torch.device | str) -> LoadedModel:
+    """Loads a GGUF file. `stored` are the weights as the file has them, quantized."""
     if not file.is_file():
         raise ModelRefused(_missing("file", file))
     read = load_gguf(file, dtype=DTYPES.get(dtype))
@@ -298,7 +299,7 @@ def _read_weights(
         )
     except Exception as error:
         if isinstance(error, KeyError) and ATTENTION_NAME in error.args:
-            # Such a model selects its layers from its own table, by the name of the attention.
+            # A model that selects its layers from its own table does not know our attention.
             raise ModelRefused(
                 f"{path} does not dispatch its attention through transformers' AttentionInterface"
             ) from error

@@ -48,7 +48,7 @@ class OutputEvents:
         self._num_calls = 0
         #: The text of the open item, in pieces.
         self._texts: list[str] = []
-        #: Those of tokens whose text is in no event yet, and those of the open text.
+        #: The log-probabilities of tokens whose text is in no event yet, and of the open text.
         self._waiting: list[dict[str, Any]] = []
         self._logprobs: list[dict[str, Any]] = []
 

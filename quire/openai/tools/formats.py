@@ -68,7 +68,7 @@ class ToolFormat:
     arguments_key: str = "arguments"
 
     def marks_in(self, special: Collection[str]) -> set[str]:
-        """Those of the special tokens that the format writes."""
+        """The special tokens that the format writes."""
         tags = self.tags.all if self.tags else ()
         words = (self.begin, self.prefix, self.id_begin, self.separator)
         texts = (*words, *self.ends, *self.around, *tags)

@@ -80,7 +80,7 @@ if is_parked(id, turn) then
 end
 
 if redis.call('HEXISTS', CONTROL, 'paused') == 1 then
-  -- It was found just before the pause.
+  -- The candidate was found just before the pause.
   return { 'paused', 0 }
 end
 

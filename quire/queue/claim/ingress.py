@@ -136,7 +136,7 @@ class IngressReader:
                 try:
                     found.append(Candidate(name.decode(), level, int(score)))
                 except UnicodeDecodeError:
-                    # It would stay in front of all others: no request has this id.
+                    # An id that is not UTF-8 would stay in front: no request has it.
                     self._retrying(partial(self._connection.zrem, self._keys.rank(level), name))
         found.sort(key=lambda candidate: candidate.rank)
         return found[:count], is_paused

@@ -18,7 +18,7 @@ from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 
 from quire.errors import BrokerUnavailable, ProtocolError
 from quire.keys import Keys
-from quire.queue.streams import FIRST_POSITION, before, entries_by_stream, read_streams
+from quire.queue.streams import FIRST_CURSOR, before, entries_by_stream, read_streams
 from quire.transport.connection import translated
 from quire.transport.procedure import Procedure, RoundTrip, command
 from quire.wire.ends import BatchEnd, End
@@ -74,7 +74,7 @@ def begin_now(keys: Keys, group: str) -> Procedure[bool]:
             raise translated(reply)
     if has_mark or not _is_absent(state):
         return False
-    now = newest[0][0] if newest else FIRST_POSITION
+    now = newest[0][0] if newest else FIRST_CURSOR
     # Another consumer may begin at the same moment: the first one decides.
     (is_new,) = yield RoundTrip((command("hsetnx", keys.ends_read, group, now),))
     return bool(is_new)
@@ -157,9 +157,7 @@ def _in_group(keys: Keys, group: str, read: Any, *, wait_seconds: float) -> Proc
     if _is_absent(reply):
         (mark,) = yield RoundTrip((command("hget", keys.ends_read, group),))
         # Only now: unlike the reads, it is refused by a server without memory.
-        create = command(
-            "xgroup_create", keys.ends, group, id=mark or FIRST_POSITION, mkstream=True
-        )
+        create = command("xgroup_create", keys.ends, group, id=mark or FIRST_CURSOR, mkstream=True)
         (made,) = yield RoundTrip((create,), keeps_errors=True)
         if isinstance(made, OutOfMemoryError):
             raise BrokerUnavailable(f"Redis has no memory left for the group {group}") from made

@@ -9,7 +9,7 @@ from typing import Any
 from quire.keys import GROUP_SEPARATOR, Keys
 from quire.queue.clock import now_ms
 from quire.queue.request.arguments import MAX_ITEMS_PER_CALL
-from quire.queue.streams import FIRST_POSITION, before, entries_by_stream, read_streams
+from quire.queue.streams import FIRST_CURSOR, before, entries_by_stream, read_streams
 from quire.transport.procedure import Procedure, RoundTrip, command
 from quire.wire.codec import reading
 from quire.wire.output import State
@@ -61,7 +61,7 @@ class EndsCursor:
     @property
     def position(self) -> str:
         """The cursor to wait from for the next end."""
-        return self._last.position if self._last else FIRST_POSITION
+        return self._last.position if self._last else FIRST_CURSOR
 
     @property
     def overlap(self) -> str:

@@ -285,7 +285,7 @@ class CommitCalls:
             self._known.pop(item.claim.owner, None)
             return reply
         if not item.token_ids and reply.status is CommitStatus.OK:
-            # It only told an activity: the script has left the log position as it was.
+            # The item only told an activity: the script has left the log position as it was.
             return reply
         known = self._known_of(item.claim)
         position = f"{known.before}{published} hash {prefix}"

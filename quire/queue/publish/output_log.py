@@ -21,7 +21,7 @@ LONG_BYTES = 1 << 16
 Entries = Sequence[tuple[bytes, Mapping[bytes, bytes]]]
 
 # What redis-py takes: stream -> the id to read after.
-Positions = dict[str | bytes | memoryview, str | bytes | int | memoryview]
+Cursors = dict[str | bytes | memoryview, str | bytes | int | memoryview]
 
 
 class OutputRead:
@@ -75,7 +75,7 @@ class OutputRead:
         return OutputRead(self._request_id, self._entries, seen=seen) if last >= seen else None
 
 
-def log_positions(keys: Keys, seen: Mapping[str, int]) -> Positions:
+def cursors_after(keys: Keys, seen: Mapping[str, int]) -> Cursors:
     """The arguments of an XREAD for what lies beyond `seen`.
 
     The entry whose last token is n has the id n-<epoch>, and epochs begin at 1.
@@ -109,6 +109,6 @@ def read_output(
     """
     if not seen:
         return {}
-    after = log_positions(keys, seen)
+    after = cursors_after(keys, seen)
     (reply,) = yield read_streams(after, count=count, block_seconds=block_seconds)
     return logs_in(reply, keys, seen)

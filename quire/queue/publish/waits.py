@@ -14,7 +14,7 @@ from typing import Any
 
 from quire.errors import BrokerUnavailable, QuireError
 from quire.keys import Keys
-from quire.queue.publish.output_log import OutputRead, log_positions, logs_in
+from quire.queue.publish.output_log import OutputRead, cursors_after, logs_in
 from quire.queue.streams import entries_by_stream
 from quire.transport.connection import is_refused
 from quire.transport.procedure import Procedure, RoundTrip, command
@@ -132,7 +132,7 @@ class WaitingReads:
         self._keys = keys
         self._longest_block = longest_block
         self._wake_stream = keys.wake(secrets.token_hex(8))
-        self._wake_position: bytes | str = "0-0"
+        self._wake_cursor: bytes | str = "0-0"
 
     def waking(self) -> RoundTrip:
         """Ends the blocked read."""
@@ -174,13 +174,16 @@ class WaitingReads:
     def _sweep(self, groups: Iterable[Mapping[str, int]]) -> RoundTrip:
         return RoundTrip(
             tuple(
-                command("xread", log_positions(self._keys, seen), count=MAX_ENTRIES_PER_STREAM)
+                command("xread", cursors_after(self._keys, seen), count=MAX_ENTRIES_PER_STREAM)
                 for seen in groups
             )
         )
 
     def _alone(self, groups: Iterable[Mapping[str, int]]) -> Procedure[list[Any]]:
-        """The reply for each log, or its error."""
+        """The reply for each group, or its error, after Redis refused the joint read.
+
+        Each group is one log. A refusal is kept as the error of its log; an outage is raised.
+        """
         replies: list[Any] = []
         for seen in groups:
             try:
@@ -192,13 +195,13 @@ class WaitingReads:
         return replies
 
     def _blocking(self, seen: Mapping[str, int]) -> Procedure[list[Any]]:
-        after = log_positions(self._keys, seen) | {self._wake_stream: self._wake_position}
+        after = cursors_after(self._keys, seen) | {self._wake_stream: self._wake_cursor}
         block_ms = int(self._longest_block * 1000)
         read = command("xread", after, count=MAX_ENTRIES_PER_STREAM, block=block_ms)
         (reply,) = yield RoundTrip((read,), wait_seconds=self._longest_block)
         for stream, entries in entries_by_stream(reply):
             if stream == self._wake_stream.encode():
-                self._wake_position = entries[-1][0]
+                self._wake_cursor = entries[-1][0]
         return [reply]
 
 

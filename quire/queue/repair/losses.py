@@ -85,7 +85,7 @@ def _parked(
     records: Mapping[str, Sequence[bytes | None]],
     names: Sequence[str],
 ) -> set[str]:
-    """Those of the names that wait for an earlier turn, and so are in no rank set."""
+    """The requests of `names` that wait for an earlier turn, and so are in no rank set."""
     sessions: dict[str, str] = {}
     for name in names:
         state, *_, tenant, session = records[name]

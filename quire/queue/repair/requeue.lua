@@ -51,7 +51,7 @@ end
 book(keys, id, 'failed', 'queued', tonumber(letter.tokens), letter.tenant)
 record = record_of(keys)
 if (letter.session or '') ~= '' then
-  -- It is the last turn of its session now: later ones may run already.
+  -- The request is the last turn of its session now: later ones may run already.
   record.session, record.number = letter.session, new_arrival()
   join_session(keys, id, record, record.number)
 end

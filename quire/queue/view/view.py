@@ -194,7 +194,7 @@ class QueueView:
 def view_queues(
     connection: redis.Redis, queues: Mapping[str, Sequence[Keys]], *parts: Part
 ) -> list[QueueView]:
-    """These parts of the shards of each queue: a few round trips for any number of queues.
+    """Reads the given parts of all shards of each queue, in a few round trips for all queues.
 
     Does not retry, so that it takes no longer than the connection's timeouts. BrokerUnavailable,
     ProtocolError.

@@ -41,32 +41,32 @@ class WorkerInfo:
 
     @property
     def is_silent(self) -> bool:
-        """It has not signed the registry lately."""
+        """Whether the worker has not signed the registry lately."""
         return self.seen_seconds > SILENT_SECONDS
 
     @property
     def has_ended(self) -> bool:
-        """It signed the registry for the last time."""
+        """Whether the worker signed the registry for the last time."""
         return self.state in LAST_STATES
 
     @property
     def is_alive(self) -> bool:
-        """It signed the registry lately, and not with a final state."""
+        """Whether the worker signed the registry lately, and not with a final state."""
         return not self.is_silent and not self.has_ended
 
     @property
     def is_ready(self) -> bool:
-        """It takes requests, as far as it told: one that loads or drains claims nothing."""
+        """Whether the worker told that it takes requests: one that loads or drains does not."""
         return self.state == "ready"
 
     @property
     def is_draining(self) -> bool:
-        """It finishes or releases its requests, and takes no new ones."""
+        """Whether the worker finishes or releases its requests, and takes no new ones."""
         return self.state == "draining"
 
     @property
     def is_gone(self) -> bool:
-        """It was not seen for so long that it is only counted."""
+        """Whether the worker was not seen for so long that it is only counted."""
         return self.seen_seconds > GONE_SECONDS
 
     @property
@@ -81,12 +81,12 @@ class WorkerInfo:
 
     @property
     def num_claims(self) -> int:
-        """Its claims of all shards, which it tells each of them."""
+        """The claims of the worker in all shards, which it tells each of them."""
         return int(self.load.get("claims", 0))
 
     @property
     def activities(self) -> dict[Activity, int]:
-        """Its claimed requests of this shard by what they do."""
+        """The worker's claimed requests of this shard by what they do."""
         return {one: int(self.load.get(one, 0)) for one in Activity}
 
     @property
@@ -97,7 +97,7 @@ class WorkerInfo:
 
     @property
     def generated(self) -> int | None:
-        """Its tokens since its start; None if it does not tell."""
+        """The tokens that the worker generated since its start; None if it does not tell."""
         told = self.load.get("generated")
         return None if told is None else int(told)
 

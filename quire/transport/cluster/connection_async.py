@@ -170,7 +170,7 @@ class AsyncNodes:
             most = max(most, told, key=lambda owners: len(owners.by_slot))
         if not most.by_slot:
             raise unusable(errors)
-        # Those that it does not know may know more the next time.
+        # Nodes that this answer does not name may know more the next time.
         most.nodes += nodes
         return most
 

@@ -121,7 +121,7 @@ class Submitting:
             request = OpenAIRequest("chat.completions", chat, digest)
             record = CallRecord(f"{COUNT_PREFIX}{name}", "chat.completions", model=target.model)
             call = Call(record, request, is_streamed=False, counts_only=True)
-            # It is no turn of the session, which it would hold up.
+            # A count is no turn of the session, which it would hold up.
             once = replace(with_tier(options, body), key=None, session_id=None)
             return target.queue, await target.queue.submit(call, caller, once)
         except InvalidRequest as error:

@@ -103,7 +103,7 @@ class ProcessSettings(_Redis, _File):
     #: How the process is run, and what its `--help` says of it.
     program: ClassVar[str]
     purpose: ClassVar[str]
-    #: Its table of the file, and what its variables begin with.
+    #: The process's table in the file, and the prefix of its variables.
     table: ClassVar[str]
     prefix: ClassVar[str]
     #: The worker's names of settings that have another name here.

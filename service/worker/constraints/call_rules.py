@@ -73,7 +73,7 @@ def call_rules(
 
 
 def functions_of(schema_of_call: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The name of each function, and the definition that is the schema of its arguments."""
+    """The name of each function, and the name of the definition that its arguments follow."""
     for call in schema_of_call["anyOf"]:
         properties = call["properties"]
         yield properties["name"]["const"], properties["arguments"]["$ref"].rpartition("/")[2]

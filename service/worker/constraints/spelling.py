@@ -60,9 +60,11 @@ class Speller:
     def keep_to_spelling(self, bits: TokenBitmask, matcher: "LLMatcher") -> "LLMatcher":
         """Leave only one token in `bits`, in place, if all tokens begin the same forced text.
 
+        The one left is the tokenizer's own: the model has learned from text that is spelled so.
         Otherwise `bits` stay unchanged, and the model chooses. Returns the matcher that looked
-        ahead, which may be the given one.
+        ahead, which has the error if that reached a limit of the library, or the given one.
         """
+        # Of tokens that begin the same text, each ends at another byte: there is one per byte.
         if not 1 < int.from_bytes(bits.tobytes()).bit_count() <= MAX_FORCED_BYTES:
             return matcher
         ids = np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist()

@@ -71,7 +71,7 @@ class Intake:
         fingerprint: str,
         policy: QueuePolicy,
         max_num_seqs: int,
-        shard: int = 0,
+        place: int = 0,
         num_intakes: int = 1,
         loop: EngineLoop,
         compiling: Compiling,
@@ -93,8 +93,8 @@ class Intake:
             broker, contact=contact, skip_seconds=settings.lease_seconds, clock=clock
         )
         self._is_announced = False
-        self._shard = shard
-        self._thread = f"intake-{shard}"
+        self._place = place
+        self._thread = f"intake-{place}"
         self._num_intakes = num_intakes
         self._loop = loop
         self._compiling = compiling
@@ -200,7 +200,7 @@ class Intake:
     def _peek_first_in_line(self) -> list[Candidate]:
         allowed = (level for level in Priority if self._may_claim(level))
         least = min(allowed, default=None)
-        first = self._outbox.first_rank(shard=self._shard, num_running=self._loop.num_running)
+        first = self._outbox.first_rank(place=self._place, num_running=self._loop.num_running)
         if least is None or first is None:
             return []
         return [one for one in self._peek(1, least=least) if one.rank < first]
@@ -246,7 +246,7 @@ class Intake:
         if waiting or scheduled:
             _log.warning(
                 "burst leaves requests",
-                shard=self._shard,
+                place=self._place,
                 waiting=waiting,
                 scheduled=scheduled,
                 paused=reason is not None,

@@ -71,7 +71,7 @@ class Reception:
         broker: WorkerSide,
         outbox: Outbox,
         *,
-        shard: int,
+        place: int,
         loop: EngineLoop,
         compiling: Compiling,
         served: ServedModel,
@@ -84,7 +84,7 @@ class Reception:
         self._queue_clock = queue_clock or QueueClock()
         self._broker = broker
         self._outbox = outbox
-        self._shard = shard
+        self._place = place
         self._loop = loop
         self._compiling = compiling
         self._served = served
@@ -173,7 +173,7 @@ class Reception:
             key_of(claimed.claim),
             claimed.claim,
             origin,
-            self._shard,
+            self._place,
             rank=candidate.rank,
             wire_logprob=convert,
         )
@@ -193,7 +193,7 @@ class Reception:
         """A table of models or a caller may have another name for this worker's model."""
         requested = request.body.get("model")
         if not isinstance(requested, str):
-            # It may be nested so deeply that it has no text.
+            # The model's name may be nested so deeply that it has no text.
             return
         requested = requested[:MAX_NAME_LENGTH]
         if requested not in self._told and len(self._told) < MAX_TOLD:

@@ -14,7 +14,7 @@ from tokenizers import pre_tokenizers
 _NAME = "model.gguf"
 #: The names of splits that transformers' default for byte-level vocabularies is right for.
 DEFAULT_SPLITS = frozenset({"gpt-2"})
-#: Those that put each digit apart before the default split.
+#: The names of splits that put each digit apart before the default split.
 DIGIT_SPLITS = frozenset({"smollm", "starcoder", "refact", "command-r"})
 
 

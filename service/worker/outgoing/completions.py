@@ -66,7 +66,7 @@ class Origin:
     epoch: int = 1
     #: The time of the claim on the worker's clock.
     received: float = 0.0
-    #: Its arrival in the queue on the same clock; no two requests of a shard have the same.
+    #: The request's arrival in the queue on the same clock; no two of a shard have the same.
     arrived: float = 0.0
     #: When its target latency is over, on the same clock; None without one.
     due: float | None = None

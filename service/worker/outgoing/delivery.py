@@ -57,9 +57,9 @@ class Delivery:
     key: str
     claim: Claim
     origin: Origin
-    #: The shard of the claim's request.
-    shard: int = 0
-    #: Its rank in the queue when it was claimed; see Candidate.
+    #: The number of the place that the claim is from.
+    place: int = 0
+    #: The request's rank in the queue when it was claimed; see Candidate.
     rank: int = 0
     token_ids: list[int] = field(default_factory=list)
     #: The text that each token added.
@@ -111,7 +111,10 @@ class Delivery:
 
     @property
     def is_suspect(self) -> bool:
-        """It has run in a step and generated nothing new, so it may have made the device fail."""
+        """Whether the request has run in a step and generated nothing new.
+
+        Such a request may have made the device fail.
+        """
         has_run = self.request is not None and self.request.times.first_scheduled is not None
         return has_run and len(self.token_ids) == self.origin.num_resumed_tokens
 

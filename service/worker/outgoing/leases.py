@@ -100,13 +100,13 @@ class Heartbeat:
             return True
         silent: set[str] = set()
         # First the shards whose node has answered, so that another one does not delay them.
-        shards = sorted(self._brokers, key=lambda shard: self._brokers[shard].node in self._silent)
-        for shard in self._vitals.each("heartbeat", shards):
-            broker = self._brokers[shard]
+        places = sorted(self._brokers, key=lambda place: self._brokers[place].node in self._silent)
+        for place in self._vitals.each("heartbeat", places):
+            broker = self._brokers[place]
             if (node := broker.node) in silent:
                 continue
             try:
-                self._beat_shard(broker, self._outbox.claims(shard=shard))
+                self._beat_shard(broker, self._outbox.claims(place=place))
             except UNAVAILABLE:
                 silent.add(node)
         self._silent = silent
@@ -224,7 +224,7 @@ class Housekeeper:
             return True
         is_answered = self._in_every_shard("reap", self._reap)
         if is_answered:
-            # Its failure is ignored: the worker's Redis user may not be allowed to run it.
+            # A failure of RESTORE is ignored: the worker's Redis user may not be allowed to run it.
             self._in_every_shard("restore", self._restore)
         return is_answered
 

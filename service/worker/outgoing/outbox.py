@@ -132,7 +132,7 @@ class Outbox:
             return [(one, item) for one, item in taken if item is not None or one.is_released]
 
     def _with_few_prompts(self, keys: Sequence[str]) -> Sequence[str]:
-        """Those that one commit takes: entries with prompts are much longer than others."""
+        """The keys that one commit takes: entries with prompts are much longer than others."""
         has_prompt = (self._deliveries[key].sends_prompt for key in keys)
         numbers = accumulate(has_prompt)
         return [key for key, number in zip(keys, numbers, strict=True) if number <= MAX_PROMPTS]
@@ -203,13 +203,13 @@ class Outbox:
                     delivery.failure = error if delivery.is_suspect else None
                     self._note_due(delivery)
 
-    def claims(self, *, shard: int | None = None) -> list[tuple[str, Claim]]:
-        """Key and claim of all deliveries, or of those of one shard; their leases need renewal."""
+    def claims(self, *, place: int | None = None) -> list[tuple[str, Claim]]:
+        """Key and claim of all deliveries, or of those of one place; their leases need renewal."""
         with self._changed:
             return [
                 (key, delivery.claim)
                 for key, delivery in self._deliveries.items()
-                if shard is None or delivery.shard == shard
+                if place is None or delivery.place == place
             ]
 
     def holds(self, key: str) -> bool:
@@ -225,24 +225,24 @@ class Outbox:
                 for delivery in self._deliveries.values()
             )
 
-    def num_by_activity(self, shard: int) -> Counter[Activity]:
-        """How many claims of a shard do what; ended ones are left out."""
+    def num_by_activity(self, place: int) -> Counter[Activity]:
+        """How many claims of a place do what; ended ones are left out."""
         with self._changed:
             return Counter(
                 delivery.shown_activity
                 for delivery in self._deliveries.values()
-                if delivery.shard == shard and not delivery.is_ended
+                if delivery.place == place and not delivery.is_ended
             )
 
-    def first_rank(self, *, shard: int, num_running: int) -> int | None:
-        """The lowest rank in the queue of a shard's claims that wait for the engine; None for none.
+    def first_rank(self, *, place: int, num_running: int) -> int | None:
+        """The lowest rank in the queue of a place's claims that wait for the engine; None for none.
 
-        Running requests count as the first ones of all shards.
+        Running requests count as the first ones of all places.
         """
         with self._changed:
             opened = (one for one in self._deliveries.values() if not one.is_ended)
-            waiting = sorted((one.rank, one.shard) for one in opened)[num_running:]
-            return next((rank for rank, of in waiting if of == shard), None)
+            waiting = sorted((one.rank, one.place) for one in opened)[num_running:]
+            return next((rank for rank, of in waiting if of == place), None)
 
     def has_trial(self, least: Priority) -> bool:
         """Whether a claim of class `least` or higher is on trial; see Delivery."""

@@ -125,10 +125,10 @@ class Publisher:
 
     def _by_node(self, taken: Sequence[Taken]) -> dict[str, list[Taken]]:
         """The deliveries by the node of a cluster that owns their shard; one server has no name."""
-        nodes = {shard: broker.node for shard, broker in self._brokers.items()}
+        nodes = {place: broker.node for place, broker in self._brokers.items()}
         parts: dict[str, list[Taken]] = {}
         for delivery, item in taken:
-            parts.setdefault(nodes[delivery.shard], []).append((delivery, item))
+            parts.setdefault(nodes[delivery.place], []).append((delivery, item))
         return parts
 
     def _publish_in_lane(self, taken: Sequence[Taken]) -> None:
@@ -144,19 +144,19 @@ class Publisher:
         released: dict[int, list[Delivery]] = {}
         for delivery, item in taken:
             if item is None:
-                released.setdefault(delivery.shard, []).append(delivery)
+                released.setdefault(delivery.place, []).append(delivery)
             else:
-                due.setdefault(delivery.shard, []).append((delivery, item))
+                due.setdefault(delivery.place, []).append((delivery, item))
         if len(due) > 1 and max(map(len, due.values())) <= MAX_ITEMS_PER_CALL:
             self._commit_together(due)
         else:
-            for shard, part in due.items():
-                self._commit(self._brokers[shard], part)
-        for shard, deliveries in released.items():
-            self._release(self._brokers[shard], deliveries)
+            for place, part in due.items():
+                self._commit(self._brokers[place], part)
+        for place, deliveries in released.items():
+            self._release(self._brokers[place], deliveries)
 
     def _commit_together(self, due: Mapping[int, Sequence[Due]]) -> None:
-        parts = [(self._brokers[shard], [item for _, item in part]) for shard, part in due.items()]
+        parts = [(self._brokers[place], [item for _, item in part]) for place, part in due.items()]
         (broker, items), *others = parts
         began = self._clock()
         found: Sequence[list[CommitReply] | QuireError]
@@ -165,10 +165,10 @@ class Publisher:
             found = broker.commit_with(items, others)
         except (*UNAVAILABLE, ProtocolError) as error:
             found = [error] * len(parts)
-        for (shard, part), replies in zip(due.items(), found, strict=True):
+        for (place, part), replies in zip(due.items(), found, strict=True):
             if isinstance(replies, QuireError):
                 # Alone it is repeated for as long as it takes. Nothing is committed twice.
-                self._commit(self._brokers[shard], part)
+                self._commit(self._brokers[place], part)
             else:
                 self._contact.call("commit", partial(list, replies))
                 self._committed(part, replies, began=began)
@@ -364,7 +364,7 @@ class Publisher:
 
     def _of(self, delivery: Delivery) -> Metrics:
         """The metrics of the model that a claim's queue has."""
-        return self._metrics.of(delivery.shard)
+        return self._metrics.of(delivery.place)
 
     def _observe_phases(
         self, metrics: Metrics, phases: Mapping[str, object], exemplar: Exemplar | None

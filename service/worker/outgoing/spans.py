@@ -92,7 +92,7 @@ class SpanTraces:
 
         with self._ids.of(origin.request_id, origin.epoch):
             claim = self._tracer.start_span(
-                f"process {self._queues[delivery.shard]}",
+                f"process {self._queues[delivery.place]}",
                 caller,
                 SpanKind.CONSUMER,
                 self._attributes_of(delivery, outcome),
@@ -126,7 +126,7 @@ class SpanTraces:
             "messaging.system": "redis",
             "messaging.operation.name": "process",
             "messaging.operation.type": "process",
-            "messaging.destination.name": self._queues[delivery.shard],
+            "messaging.destination.name": self._queues[delivery.place],
             "messaging.message.id": origin.request_id,
             "gen_ai.operation.name": "chat"
             if origin.kind == "chat.completions"

@@ -16,9 +16,9 @@ class DrainRequested:
 
 @dataclass(frozen=True, slots=True)
 class ShardEmpty:
-    """Only with the setting `burst`: nothing is left to do in this shard."""
+    """Only with the setting `burst`: nothing is left to do in this place."""
 
-    shard: int
+    place: int
 
 
 class OutboxEmpty:

@@ -184,7 +184,7 @@ class WorkerParts:
         reception = Reception(
             place.reading,
             self.outbox,
-            shard=place.number,
+            place=place.number,
             loop=self.loop,
             compiling=self.compiling,
             served=served,
@@ -200,7 +200,7 @@ class WorkerParts:
             fingerprint=served.fingerprint,
             policy=served.queue_policy,
             max_num_seqs=served.engine.config.max_num_seqs,
-            shard=place.number,
+            place=place.number,
             num_intakes=num_intakes,
             loop=self.loop,
             compiling=self.compiling,

@@ -149,8 +149,8 @@ class Worker:
 
     def _serve(self) -> None:
         """Claim requests after the model is loaded, until asked to stop or the burst is done."""
-        busy_shards = set(self._parts.brokers)
-        while busy_shards:
+        busy_places = set(self._parts.brokers)
+        while busy_places:
             event = self._next_event()
             if isinstance(event, StopRequested | DrainRequested):
                 return
@@ -159,7 +159,7 @@ class Worker:
             elif isinstance(event, SwitchChosen):
                 self._switch(event.model)
             elif isinstance(event, ShardEmpty):
-                busy_shards.discard(event.shard)
+                busy_places.discard(event.place)
 
     def _drain(self) -> None:
         """Claim nothing new, and let the engine finish within the grace period."""

@@ -38,7 +38,7 @@ class PresetSettings(Section):
 
 
 def _printable(name: str) -> str:
-    # It is shown in tables and logs, and typed on the command line of `quire drain`.
+    # The name is shown in tables and logs, and typed on the command line of `quire drain`.
     if not name.isprintable() or name != name.strip() or len(name) > bounds.MAX_NAME_LENGTH:
         raise ValueError(
             f"must be at most {bounds.MAX_NAME_LENGTH} printable characters, without spaces at "

@@ -62,10 +62,10 @@ _WATCH_KEYS = """
 local declared, server = {}, redis
 for _, key in ipairs(KEYS) do declared[key] = true end
 local function keys_of(command, words)
-  if command == 'XREAD' then -- COUNT <number> STREAMS, then keys, then as many places
+  if command == 'XREAD' then -- COUNT <number> STREAMS, then keys, then as many ids
     return { unpack(words, 4, 3 + (#words - 3) / 2) }
   end
-  if command == 'XREADGROUP' then -- of one stream, its key and the place at the end
+  if command == 'XREADGROUP' then -- of one stream, its key and the id at the end
     return { words[#words - 1] }
   end
   if command == 'EXISTS' then

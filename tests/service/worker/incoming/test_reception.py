@@ -70,7 +70,7 @@ def desk(queue: Queue) -> Desk:
     reception = Reception(
         queue.broker,
         outbox,
-        shard=0,
+        place=0,
         loop=loop,
         compiling=Compiling(outbox, engine=loop, vitals=vitals, settings=settings),
         served=fake_model(settings),

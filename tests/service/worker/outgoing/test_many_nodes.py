@@ -93,7 +93,7 @@ class Worker:
         claim = claimed.claim
         broker.commit([CommitItem(claim, 0, (1,), "a")])
         origin = Origin(request_id=claim.request_id, model="fake")
-        delivery = Delivery(claim.request_id, claim, origin, shard=shard)
+        delivery = Delivery(claim.request_id, claim, origin, place=shard)
         delivery.recall([TokenChunk(0, (1,), "a", claim.epoch)])
         self._outbox.open(delivery)
         return Request(claim.request_id, [1], SamplingParams(max_tokens=9), arrival_time=0.0)
