@@ -39,7 +39,7 @@ class QuireSampler(RowSampler, LogitsProcessor):
     def pieces(self, runner: Any) -> Sequence[Piece]:
         """The tokens of prompts to score that the step of `runner` has computed; perhaps none.
 
-        `first` is the row of the step's hidden states that belongs to the request's first token.
+        The hidden states have a row per token; `first` is that of the first token computed here.
         """
         self._scoring = [index for index in self._scoring if self._rows[index].wants_scores]
         state = runner.execute_model_state
