@@ -23,7 +23,8 @@ hash tag: a whole shard lies in one slot, so that every transition can be one sc
                                  more, in microseconds. Only tenants that used some of the last
                                  minute. Expires with the last of them.
     r:<id>              hash     the request record: its fields are in record.py.
-    b:<id>              string   the encoded GenerationRequest; deleted when the request ends.
+    b:<id>              string   the encoded GenerationRequest; deleted when the request ends,
+                                 unless the queue keeps prompts: then with the record.
     o:<id>              stream   the output log. The entry of a chunk has the id
                                  `<index of its last token>-<epoch>` and the fields `from`, `ids`
                                  (msgpack array), `text`, `at_ms` (when it was written), `ends` (see
@@ -58,7 +59,8 @@ hash tag: a whole shard lies in one slot, so that every transition can be one sc
                                  Also what operators set for tenants: the limits `max_rate` and
                                  `max_rate_of:<tenant>` in tokens per minute, `fairness` (`tokens`)
                                  and `weight:<tenant>`. `ends`: about how many ends are kept, 0
-                                 for none.
+                                 for none. `keep_prompts`: the most bytes of a body that is kept
+                                 after the end of its request; absent or 0 keeps none.
     turn                hash     open request of a session -> `<number> <moment> <priority>
                                  <deadline_ms> <tenant>:<session>`. The number is its `turn` and
                                  the moment that by which it is ranked, both in microseconds. With

@@ -192,6 +192,13 @@ FIELDS = (
         requeue=Requeue.DELETED_WITH_TOKENS,
     ),
     Field(
+        "worker",
+        Form.ANY,
+        "name of the worker that claimed it last; empty if that sent none",
+        by="claim",
+        requeue=Requeue.DELETED,
+    ),
+    Field(
         "resumed_from",
         Form.NUMBER,
         "published tokens at the last claim; all later ones are from this claim",

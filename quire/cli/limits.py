@@ -9,7 +9,7 @@ from dataclasses import replace
 from quire.cli.console import Console, add_server, not_negative, sides_of
 from quire.cli.exit_codes import EXIT_OK
 from quire.errors import InvalidRequest
-from quire.queue.control.control import ENDS_KEPT
+from quire.queue.control.control import ENDS_KEPT, Control
 from quire.queue.control.defaults import QueueDefaults
 from quire.queue.rank.fairness import MAX_WEIGHT, Fairness
 from quire.queue.roles import Operator
@@ -56,6 +56,8 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--default-max-tokens", type=_limit, metavar="N", help=help_)
     help_ = f"about how many ends are kept for readers, {ENDS_KEPT} unless set; 0 tells none"
     parser.add_argument("--ends", type=_limit, metavar="N", help=help_)
+    help_ = "keep requests of up to so many bytes, prompts included, with their results; 0: none"
+    parser.add_argument("--keep-prompts", type=_limit, metavar="BYTES", help=help_)
     add_server(parser)
     parser.epilog = (
         "Without a flag it shows the limits. 0 removes a limit; a limit without its flag stays. "
@@ -85,8 +87,7 @@ def run_limits(arguments: argparse.Namespace, console: Console) -> int:
             broker.set_limits(limits)
         _share(broker, before.fairness, arguments)
         _set_defaults(broker, before.defaults, arguments)
-        if arguments.ends is not None and arguments.ends != before.ends_kept:
-            _keep_ends(broker, arguments.ends)
+        _keep(broker, before, arguments)
     _show(brokers, console)
     return EXIT_OK
 
@@ -115,11 +116,17 @@ def _set_defaults(broker: Operator, before: QueueDefaults, arguments: argparse.N
         broker.set_defaults(defaults)
 
 
-def _keep_ends(broker: Operator, number: int) -> None:
-    try:
-        broker.keep_ends(number)
-    except ValueError as error:
-        raise InvalidRequest("ends", str(error)) from None
+def _keep(broker: Operator, before: Control, arguments: argparse.Namespace) -> None:
+    kinds = (
+        ("ends", arguments.ends, before.ends_kept, broker.keep_ends),
+        ("keep_prompts", arguments.keep_prompts, before.prompts_kept, broker.keep_prompts),
+    )
+    for name, wanted, known, keep in kinds:
+        try:
+            if wanted is not None and wanted != known:
+                keep(wanted)
+        except ValueError as error:
+            raise InvalidRequest(name, str(error)) from None
 
 
 def _merged(
@@ -135,18 +142,19 @@ def _show(brokers: Sequence[Operator], console: Console) -> None:
         for shard, of, backlog in found:
             console.data(
                 {"shard": shard, "limits": of.limits, "fairness": of.fairness, "backlog": backlog,
-                 "defaults": of.defaults, "ends": of.ends_kept}
+                 "defaults": of.defaults, "ends": of.ends_kept, "keep_prompts": of.prompts_kept}
             )  # fmt: skip
         return
     header = ("shard", "requests", "tokens", "waiting_tokens", "per_tenant", "per_minute",
-              "fairness", "timeout_s", "target_s", "max_tokens", "ends")  # fmt: skip
+              "fairness", "timeout_s", "target_s", "max_tokens", "keep_prompts",
+              "ends")  # fmt: skip
     rows = [
         (shard, _text(of.limits.requests), _text(of.limits.tokens), backlog.tokens,
          _text(of.limits.per_tenant), _text(of.limits.rate),
          "tokens" if of.fairness.by_tokens else NONE,
          _seconds(of.defaults.request_timeout_seconds),
          _seconds(of.defaults.target_latency_seconds),
-         _text(of.defaults.max_tokens), of.ends_kept)
+         _text(of.defaults.max_tokens), of.prompts_kept, of.ends_kept)
         for shard, of, backlog in found
     ]  # fmt: skip
     console.table(header, rows)

@@ -97,7 +97,7 @@ end
 
 local epoch, attempts = int(tonumber(record.epoch) + 1), int(tonumber(record.attempts) + 1)
 redis.call('HSET', keys.record, 'epoch', epoch, 'owner', owner, 'attempts', attempts,
-  'resumed_from', record.published)
+  'resumed_from', record.published, 'worker', worker)
 enter(keys, id, 'running')
 pass_time(record.priority, record.fair)
 if tonumber(record.published) > 0 then

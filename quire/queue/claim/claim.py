@@ -162,9 +162,9 @@ class Claiming(DeadLettering):
         pass `owners`, one per candidate, see `new_owner`. A second call with the same owners
         returns what the first one has claimed.
 
-        `worker` is noted as the one of each session of which it gets a turn. A turn whose last one
-        another live worker had is KEPT for that one, for `affinity_seconds` from the first claim
-        that is refused so.
+        `worker` is noted in the records of its requests, and as the one of each session of which it
+        gets a turn. A turn whose last one another live worker had is KEPT for that one, for
+        `affinity_seconds` from the first claim that is refused so.
         """
         owners = owners or [new_owner() for _ in candidates]
         calls = [

@@ -66,6 +66,12 @@ class Control:
         return int(text) if text.isdigit() else ENDS_KEPT
 
     @property
+    def prompts_kept(self) -> int:
+        """The most bytes of a request that is kept after its end; 0 keeps none."""
+        text = self.fields.get(b"keep_prompts", b"")
+        return int(text) if text.isdigit() else 0
+
+    @property
     def tenants(self) -> frozenset[str]:
         """The tenants with a setting of their own."""
         limits = self.limits
@@ -73,6 +79,7 @@ class Control:
 
     def is_like(self, other: Control) -> bool:
         """Whether the other shard has the same settings; a pause and drains do not count."""
-        return (self.limits, self.fairness, self.defaults, self.ends_kept) == (
-            other.limits, other.fairness, other.defaults, other.ends_kept,
-        )  # fmt: skip
+        return all(
+            getattr(self, name) == getattr(other, name)
+            for name in ("limits", "fairness", "defaults", "ends_kept", "prompts_kept")
+        )

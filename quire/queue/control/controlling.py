@@ -19,6 +19,9 @@ MAX_REASON_LENGTH = 500
 #: The most that operators may set; some gigabytes.
 MOST_ENDS = 10_000_000
 
+#: The most bytes of a request that operators may let a shard keep after its end.
+MOST_PROMPT_BYTES = 1 << 20
+
 
 class Controlling(Shard):
     """Sets what an operator may set."""
@@ -97,6 +100,15 @@ class Controlling(Shard):
         if not 0 <= number <= MOST_ENDS:
             raise ValueError(f"the number of ends must be from 0 to {MOST_ENDS}")
         self._read(command("hset", self.keys.control, "ends", number))
+
+    def keep_prompts(self, most_bytes: int) -> None:
+        """Keep requests of up to so many bytes with their results; 0 keeps none. ValueError.
+
+        For requests that end from now on. What is kept already expires with its record.
+        """
+        if not 0 <= most_bytes <= MOST_PROMPT_BYTES:
+            raise ValueError(f"the bytes of a kept request must be from 0 to {MOST_PROMPT_BYTES}")
+        self._read(command("hset", self.keys.control, "keep_prompts", most_bytes))
 
     def _change(self, write: Callable[[Any], object]) -> None:
         """Changes the settings of operators atomically.

@@ -8,13 +8,14 @@
 
 local RECORD_FIELDS = { 'state', 'priority', 'tenant', 'epoch', 'owner', 'attempts', 'resumes',
   'published', 'deadline_ms', 'submitted_ms', 'claimed_ms', 'first_token_ms', 'finished_ms',
-  'asked', 'cancel', 'prefix', 'resumed_from', 'losses', 'fingerprint', 'arrival', 'released',
-  'answer', 'answer_limit', 'fair', 'rate', 'session', 'turn', 'due_ms', 'kept_ms', 'activity' }
+  'asked', 'cancel', 'prefix', 'worker', 'resumed_from', 'losses', 'fingerprint', 'arrival',
+  'released', 'answer', 'answer_limit', 'fair', 'rate', 'session', 'turn', 'due_ms', 'kept_ms',
+  'activity' }
 local LETTER_FIELDS = { 'priority', 'tenant', 'attempts', 'deadline_ms', 'submitted_ms', 'asked',
   'metadata', 'answer_limit', 'session' }
 local END_FIELDS = { 'metadata', 'fair', 'rate', 'activity' }
-local DELETED_FIELDS = { 'claimed_ms', 'finished_ms', 'cancel', 'resumed_from', 'losses',
-  'released', 'fair', 'rate', 'due_ms' }
+local DELETED_FIELDS = { 'claimed_ms', 'finished_ms', 'cancel', 'worker', 'resumed_from',
+  'losses', 'released', 'fair', 'rate', 'due_ms' }
 local TOKEN_FIELDS = { 'first_token_ms', 'prefix', 'fingerprint' }
 local INITIAL_FIELDS = { 'epoch', '0', 'owner', '', 'attempts', '0', 'resumes', '0', 'published',
   '0' }

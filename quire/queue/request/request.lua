@@ -262,6 +262,17 @@ local function agree(keys, record)
     finished_ms = fields.finished_ms }
 end
 
+-- Whether the body of a request that ends is kept with its results: if operators said so, and it has
+-- no more bytes than they said.
+local function keeps_body(keys)
+  local most = tonumber(redis.call('HGET', CONTROL, 'keep_prompts') or '') or 0
+  if most <= 0 then
+    return false
+  end
+  local body = redis.pcall('GET', keys.body)
+  return type(body) == 'string' and #body <= most
+end
+
 -- Ends a request whose log has its terminal entry: record, counts and keys. Its tenant gets back what
 -- was counted and not used. `record` agrees with the log. Returns the state.
 local function settle(keys, id, record, epoch, state, now)
@@ -272,7 +283,9 @@ local function settle(keys, id, record, epoch, state, now)
   redis.call('HDEL', keys.record, unpack(END_FIELDS))
   redis.call('HSET', keys.record, 'epoch', epoch, 'finished_ms', int(now))
   enter(keys, id, state)
-  redis.call('DEL', keys.body)
+  if not keeps_body(keys) then
+    redis.call('DEL', keys.body)
+  end
   live_for(keys, RETENTION_MS)
   return state
 end

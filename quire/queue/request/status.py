@@ -19,7 +19,7 @@ from quire.wire.protocol import Priority
 #: What a status reads of the record.
 STATUS_FIELDS = (
     *("state", "priority", "tenant", "session", "metadata", "submitted_ms", "deadline_ms"),
-    *("attempts", "resumes", "owner", "activity", "cancel"),
+    *("attempts", "resumes", "owner", "worker", "activity", "cancel"),
     *("published", "prefix", "resumed_from", "fingerprint"),
 )
 
@@ -32,7 +32,8 @@ class RequestStatus:
     request that has ended the `metadata` is with its completion, and empty here. `activity` is what
     a request that is RUNNING does in its worker, as the worker last told; None in other states.
     `waits_for` is the first open turn of its session, for which a QUEUED turn waits; None if it
-    waits for a worker alone.
+    waits for a worker alone. `worker` is the name of the one that claimed it last; None before the
+    first claim, and if that worker told no name.
     """
 
     request_id: str
@@ -52,6 +53,7 @@ class RequestStatus:
     activity: Activity | None = None
     session_id: str | None = None
     waits_for: str | None = None
+    worker: str | None = None
 
     @property
     def seconds_left(self) -> float | None:
@@ -145,6 +147,7 @@ def _status_of(request_id: str, fields: Mapping[bytes, bytes]) -> RequestStatus:
         prefix_hash=fields.get(b"prefix", b"").decode(),
         tenant=fields[b"tenant"].decode(),
         session_id=fields[b"session"].decode() if b"session" in fields else None,
+        worker=fields.get(b"worker", b"").decode(errors="replace") or None,
         metadata=unpack_map(fields[b"metadata"]) if fields.get(b"metadata") else {},
     )
 

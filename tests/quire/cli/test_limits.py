@@ -37,8 +37,8 @@ def test_what_is_used_stands_beside_what_may_be(quire, real_broker):
     code, out, _ = quire("limits")
     assert code == 0
     assert [line.split() for line in out.splitlines()] == [
-        [*HEADER, "timeout_s", "target_s", "max_tokens", "ends"],
-        ["0", "-", "-", "10", "2", "-", "-", "-", "-", "-", "10000"],
+        [*HEADER, "timeout_s", "target_s", "max_tokens", "keep_prompts", "ends"],
+        ["0", "-", "-", "10", "2", "-", "-", "-", "-", "-", "0", "10000"],
         [],
         ["shard", "tenant", "limit", "per_minute", "weight", "open"],
         ["0", "free", "2", "-", "1", "1"],
@@ -56,6 +56,7 @@ def test_what_is_used_stands_beside_what_may_be(quire, real_broker):
             "request_timeout_seconds": None, "target_latency_seconds": None, "max_tokens": None,
         },
         "ends": 10000,
+        "keep_prompts": 0,
     }  # fmt: skip
 
 
@@ -101,8 +102,8 @@ def test_tenants_get_weights_and_rates_and_share_by_tokens(quire, real_broker):
     )
     assert real_broker.control().limits == QueueLimits(rate=6000, rates={"gold": 0})
     assert [line.split() for line in out.splitlines()] == [
-        [*HEADER, "timeout_s", "target_s", "max_tokens", "ends"],
-        ["0", "-", "-", "0", "-", "6000", "tokens", "-", "-", "-", "10000"],
+        [*HEADER, "timeout_s", "target_s", "max_tokens", "keep_prompts", "ends"],
+        ["0", "-", "-", "0", "-", "6000", "tokens", "-", "-", "-", "0", "10000"],
         [],
         ["shard", "tenant", "limit", "per_minute", "weight", "open"],
         ["0", "free", "-", "6000", "1", "0"],
@@ -119,7 +120,7 @@ def test_tenants_get_weights_and_rates_and_share_by_tokens(quire, real_broker):
 def test_a_default_timeout_is_set_shown_and_removed(quire, real_broker):
     code, out, _ = quire("limits", "--request-timeout", "90.5", "--target-latency", "2")
     assert code == 0
-    found = [line.split()[-4:-2] for line in out.splitlines()[:2]]
+    found = [line.split()[-5:-3] for line in out.splitlines()[:2]]
     assert found == [["timeout_s", "target_s"], ["90.5", "2"]]
     quire("limits", "--target-latency", "0")
     assert real_broker.control().defaults == QueueDefaults(request_timeout_seconds=90.5)
@@ -139,7 +140,7 @@ def test_the_longest_answer_of_requests_that_name_none_is_set_shown_and_removed(
     real_broker.set_defaults(QueueDefaults(request_timeout_seconds=5))
     code, out, _ = quire("limits", "--default-max-tokens", "4096")
     assert code == 0
-    assert [line.split()[-2] for line in out.splitlines()[:2]] == ["max_tokens", "4096"]
+    assert [line.split()[-3] for line in out.splitlines()[:2]] == ["max_tokens", "4096"]
     assert real_broker.control().defaults == QueueDefaults(
         request_timeout_seconds=5, max_tokens=4096
     )
@@ -162,3 +163,13 @@ def test_how_many_ends_are_kept_is_set_and_shown(quire, real_broker):
     assert real_broker.control().ends_kept == 0
     code, _, err = quire("limits", "--ends", "99999999")
     assert code != 0 and "ends" in err
+
+
+def test_how_long_a_kept_prompt_may_be_is_set_and_shown(quire, real_broker):
+    code, out, _ = quire("limits", "--keep-prompts", "65536")
+    assert code == 0
+    assert [line.split()[-2] for line in out.splitlines()[:2]] == ["keep_prompts", "65536"]
+    quire("limits", "--requests", "7")
+    assert real_broker.control().prompts_kept == 65_536
+    code, _, err = quire("limits", "--keep-prompts", "99999999")
+    assert code != 0 and "keep_prompts" in err

@@ -270,8 +270,8 @@ def test_what_a_request_leaves_behind_is_what_the_data_model_says(broker, connec
     record = connection.hgetall(broker.keys.request("a"))
     assert {name.decode() for name in record} == {
         "state", "priority", "tenant", "epoch", "attempts", "resumes", "published", "owner",
-        "deadline_ms", "resumed_from", "submitted_ms", "claimed_ms", "metadata", "asked", "arrival",
-        "answer", "answer_limit",
+        "deadline_ms", "resumed_from", "worker", "submitted_ms", "claimed_ms", "metadata", "asked",
+        "arrival", "answer", "answer_limit",
     }  # fmt: skip
     broker.commit([make_item(claimed.claim, 0, 1, final=True)])
     left = connection.hgetall(broker.keys.request("a"))

@@ -139,3 +139,17 @@ def test_a_life_names_the_longest_output_only_if_there_is_one(fake):
     found = [life_of(fake.broker, name).max_tokens for name in ("named", "open", "bounded")]
     # What the open one counts for is an estimate, and no limit.
     assert found == [7, None, 40]
+
+
+def test_a_page_names_the_worker_the_metadata_and_a_kept_prompt_of_an_ended_request(console, fake):
+    fake.broker.keep_prompts(10_000)
+    body = {"prompt": "Why is the sky blue?"}
+    fake.broker.submit(
+        make_request(id="a", kind="completions", body=body, metadata={"row": "r-17"})
+    )
+    (claimed,) = fake.broker.claim(fake.broker.peek(count=1), worker="gpu-7")
+    end = stage.completed("a")
+    fake.broker.commit([stage.item(claimed.claim, 0, ["It scatters."], end=end)])
+    page = console.page("/requests/a").text
+    assert "gpu-7" in page and "had it last" in page
+    assert "Why is the sky blue?" in page and page.count("r-17") == 2

@@ -143,6 +143,7 @@ CALLS: dict[str, Call] = {
     "set_defaults": lambda side, scene: side.set_defaults(QueueDefaults(max_tokens=9)),
     "set_fairness": lambda side, scene: side.set_fairness(Fairness(by_tokens=True)),
     "keep_ends": lambda side, scene: side.keep_ends(10),
+    "keep_prompts": lambda side, scene: side.keep_prompts(1000),
 }
 
 
