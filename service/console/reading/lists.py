@@ -14,6 +14,9 @@ from quire.wire.ends import End
 from quire.wire.output import TokenChunk
 from quire.wire.protocol import Priority
 
+#: What a list shows of a record: its status, and since when the request runs.
+_FIELDS = (*STATUS_FIELDS, "claimed_ms")
+
 #: The requests of one page.
 PAGE_SIZE = 50
 
@@ -171,7 +174,7 @@ def _rows(
     asked: list[Any] = []
     for name in names:
         asked.append(command("hget", keys.log_positions, name))
-        asked.append(command("hmget", keys.request(name), STATUS_FIELDS))
+        asked.append(command("hmget", keys.request(name), _FIELDS))
         if has_text:
             asked.append(command("xrevrange", keys.output(name), count=TAIL_ENTRIES))
     *replies, time = yield RoundTrip((*asked, command("time")), keeps_errors=True)
@@ -191,7 +194,7 @@ def _fields(values: Any) -> dict[bytes, bytes]:
     """The fields in the reply to HMGET; none if the key holds something else."""
     if not isinstance(values, list):
         return {}
-    named = zip(STATUS_FIELDS, values, strict=True)
+    named = zip(_FIELDS, values, strict=True)
     return {name.encode(): value for name, value in named if value is not None}
 
 

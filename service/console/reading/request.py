@@ -4,12 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from quire.cli.console import plain
 from quire.errors import InvalidRequest, ProtocolError, UnknownRequest
 from quire.queue.request.status import RequestStatus
 from quire.queue.roles import Observer
 from quire.transport.procedure import Procedure, RoundTrip, command
 from quire.wire.codec import reading
+from quire.wire.json_values import plain
 from quire.wire.output import Completion, TokenChunk
 from quire.wire.protocol import GenerationRequest
 

@@ -83,6 +83,12 @@ def test_entries_that_are_not_ours_are_left_out(fake):
     assert running(fake.broker, offset=0).rows[0].tail == "<0><1>"
 
 
+def test_the_list_of_running_requests_says_since_when_each_runs(fake):
+    begin(fake.broker)
+    (row,) = running(fake.broker, offset=0).rows
+    assert row.since_ms is not None and row.since_ms <= row.at_ms
+
+
 def test_the_spans_of_a_life_have_no_gap(fake):
     claim = begin(fake.broker)
     grow(fake.broker, claim, 2)
