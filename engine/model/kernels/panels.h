@@ -9,7 +9,7 @@
 // factors of scales and of minima. Each group has the scales of its outputs, their minima if there
 // are any, and then the numbers, as words of four bytes for each output: in 8 bits, eight words of
 // four inputs. Otherwise four words have the low four bits of eight inputs each, of which the low
-// halves of the bytes are the first four. Before them are the high bits: a word for each further bit
+// halves of the bytes are the first four. Before them are the high bits: a word for each bit
 // of a number. So a thread reads its panels from one end to the other.
 //
 // There is one form for any number of rows: numbers are unpacked in registers, once for each tile
@@ -144,7 +144,7 @@ void panel_kernel(const DigitGroup* rows, int64_t groups, const char* panel,
         const int32_t start = SCALES == 1 ? row.whole : row.halves[part];
 #pragma GCC unroll 2
         for (int c = 0; c < COLUMNS; c++)
-          sum[r][c] = has_minima ? PartIntegers{} : start - PartIntegers{} << offset_bits(BITS);
+          sum[r][c] = has_minima ? PartIntegers{} : (start - PartIntegers{}) << offset_bits(BITS);
       }
 #pragma GCC unroll 8
       for (int64_t word = part * SHARE; word < (part + 1) * SHARE; word++) {
