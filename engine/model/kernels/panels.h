@@ -9,8 +9,8 @@
 // factors of scales and of minima. Each group has the scales of its outputs, their minima if there
 // are any, and then the numbers, as words of four bytes for each output: in 8 bits, eight words of
 // four inputs. Otherwise four words have the low four bits of eight inputs each, of which the low
-// halves of the bytes are the first four. Before them are the high bits: a word for each bit
-// of a number. So a thread reads its panels from one end to the other.
+// halves of the bytes are the first four. Before them are the high bits: a word for each further
+// bit of a number. So a thread reads its panels from one end to the other.
 //
 // There is one form for any number of rows: numbers are unpacked in registers, once for each tile
 // of rows.
