@@ -20,6 +20,7 @@ QuireError
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from quire.records import TerminalRecord
@@ -79,9 +80,11 @@ class QueueFull(QuireError):
 
     `limit` is the reached limit: `requests` that wait, their `tokens`, open requests of the
     `tenant`, its `rate` in tokens per minute, or the `memory` of Redis. `accepted` are the ids of
-    the same submit that are queued. `retry_after_seconds` is known for a rate: then the request
-    may be accepted.
+    the same submit that are queued or were there already, and `submitted` the answers about these.
+    `retry_after_seconds` is known for a rate: then the request may be accepted.
     """
+
+    submitted: Sequence[Any] = ()
 
     def __init__(
         self,
@@ -96,12 +99,15 @@ class QueueFull(QuireError):
         self.accepted = accepted
         self.retry_after_seconds = retry_after_seconds
 
-    def with_accepted(self, accepted: tuple[str, ...]) -> QueueFull:
+    def with_submitted(self, submitted: Sequence[Any]) -> QueueFull:
         """The same refusal of a submit of which these were accepted."""
+        accepted = tuple(one.request_id for one in submitted)
         seconds = self.retry_after_seconds
-        return QueueFull(
+        same = QueueFull(
             str(self), limit=self.limit, accepted=accepted, retry_after_seconds=seconds
         )
+        same.submitted = submitted
+        return same
 
 
 class UnknownRequest(QuireError):

@@ -381,7 +381,7 @@ class BatchRun:
         if reason in self._reasons or len(self._reasons) < MAX_REASONS:
             self._reasons[reason] += 1
         failed = self._progress.failed + 1
-        self._progress = replace(self._progress, failed=failed, reasons=self._reasons)
+        self._progress = replace(self._progress, failed=failed, reasons=dict(self._reasons))
 
 
 def _read_anew(open_: OpenChoice) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,6 +40,9 @@ BLOCK_SECONDS, SHARED_BLOCK_SECONDS = 1.0, 0.1
 
 #: After so long without a new entry, the state of a request is read: it may be lost.
 SILENT_SECONDS = 5.0
+
+#: The most states that are read between two reads of logs: each takes a round trip.
+MAX_SILENT_CHECKS = 32
 
 #: How often a request that Redis has lost is submitted again.
 MAX_LOSSES = 3
@@ -97,6 +100,8 @@ class AsyncRun:
         # By id; ordered by the time of the last read, so that every log is read in turn.
         self._open: dict[str, Row] = {}
         self._submit_after = 0.0
+        # Of a submit whose answers have not come: an interrupt may be between the two.
+        self._sent = frozenset[str]()
 
     async def ended(self) -> AsyncIterator[Row]:
         """Each row, when it and all before it have ended. WaitTimeout, BrokerUnavailable."""
@@ -107,13 +112,13 @@ class AsyncRun:
                 await self._read()
                 await self._check_silent()
             elif self._waiting:
-                self._patience.left(FULL_PAUSE_SECONDS)
-                await pause(max(0.0, self._submit_after - time.monotonic()))
+                longest = self._patience.left(MAX_FULL_PAUSE_SECONDS)
+                await pause(min(longest, max(0.0, self._submit_after - time.monotonic())))
 
     async def cancel(self) -> None:
-        """Cancels all open requests."""
-        with contextlib.suppress(QuireError):
-            for broker, ids in self._parts():
+        """Cancels all open requests, of all shards that answer."""
+        for broker, ids in self._parts({*self._open, *self._sent}):
+            with contextlib.suppress(QuireError):
                 await broker.cancel_many(ids)
 
     async def _refill(self) -> bool:
@@ -137,13 +142,14 @@ class AsyncRun:
         if not pairs:
             return
         messages = [message for _, message in pairs]
+        self._sent = frozenset(message.id for message in messages)
         try:
             submitted = await retried(self._patience, partial(self._send, messages))
-            answers = {message.id: one for message, one in zip(messages, submitted, strict=True)}
         except QueueFull as full:
-            answers = {name: Submitted(name, State.QUEUED, created=True) for name in full.accepted}
+            submitted = list(full.submitted)
             seconds = max(FULL_PAUSE_SECONDS, full.retry_after_seconds or 0.0)
             self._submit_after = time.monotonic() + min(seconds, MAX_FULL_PAUSE_SECONDS)
+        answers = {one.request_id: one for one in submitted}
         refused = []
         for row, message in pairs:
             answer = answers.get(message.id)
@@ -156,6 +162,7 @@ class AsyncRun:
             else:
                 row.follow(answer.request_id)
                 self._open[answer.request_id] = row
+        self._sent = frozenset()
         self._waiting.extendleft(reversed(refused))
 
     async def _encoded(self, part: Sequence[Row]) -> list[tuple[Row, Message]]:
@@ -174,10 +181,10 @@ class AsyncRun:
                 pairs.append((row, message))
         return pairs
 
-    def _parts(self) -> list[tuple[AsyncProducer, list[str]]]:
-        """The open requests, in parts of one shard."""
+    def _parts(self, names: Iterable[str]) -> list[tuple[AsyncProducer, list[str]]]:
+        """These requests, in parts of one shard."""
         shards: dict[AsyncProducer, list[str]] = {}
-        for request_id in self._open:
+        for request_id in names:
             broker = self._brokers[shard_of(request_id, len(self._brokers))]
             shards.setdefault(broker, []).append(request_id)
         return [
@@ -188,7 +195,7 @@ class AsyncRun:
 
     async def _read(self) -> None:
         """Reads all logs once. If none has new entries, waits for the part read longest ago."""
-        first, *others = self._parts()
+        first, *others = self._parts(self._open)
         has_news = False
         for broker, ids in others:
             has_news |= await self._read_part(broker, ids, block_seconds=None)
@@ -226,6 +233,7 @@ class AsyncRun:
         except ProtocolError as error:
             self._end(row, error)
             del self._open[request_id]
+            return
         if row.following is not None and row.following.has_ended:
             row.completion, row.items = joined_items(row.items), []
             del self._open[request_id]
@@ -234,10 +242,11 @@ class AsyncRun:
     async def _check_silent(self) -> None:
         """Reads the state of requests without new entries; submits those again that Redis lost."""
         now = time.monotonic()
-        for request_id, row in list(self._open.items()):
-            if now - row.heard >= SILENT_SECONDS:
-                row.heard = now
-                await self._check(request_id, row)
+        silent = [item for item in self._open.items() if now - item[1].heard >= SILENT_SECONDS]
+        # The others are next: reads go on meanwhile.
+        for request_id, row in silent[:MAX_SILENT_CHECKS]:
+            row.heard = now
+            await self._check(request_id, row)
 
     async def _check(self, request_id: str, row: Row) -> None:
         assert row.following is not None, "an open request is followed"

@@ -112,7 +112,7 @@ class RunPlan:
         body = validated(SamplingParams, sampling).to_body()
         run = name if name is not None else f"generate-{secrets.token_hex(6)}"
         return cls(
-            name=check_group_name(run),
+            name=_checked_name(run),
             is_named=name is not None,
             rows=_rows(prompts, body, given, run=run),
             total=len(prompts) if isinstance(prompts, Sized) else None,
@@ -143,6 +143,16 @@ class RunPlan:
         except ValueError as error:
             return Generation(row.index, row.completion, error=_invalid(row.completion, error))
         return Generation(row.index, row.completion, parsed)
+
+
+def _checked_name(name: Any) -> str:
+    """The name of a run. InvalidRequest."""
+    if not isinstance(name, str):
+        raise InvalidRequest("name", "must be a text")
+    try:
+        return check_group_name(name)
+    except InvalidRequest as error:
+        raise InvalidRequest("name", error.message) from None
 
 
 def _rows(
@@ -180,13 +190,16 @@ def _subject(prompt: Any) -> dict[str, Any]:
     if isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray):
         is_chat = bool(prompt) and isinstance(prompt[0], Mapping)
         return {"messages" if is_chat else "prompt": list(prompt)}
-    raise InvalidRequest("prompt", "must be a text, a chat (a list of messages) or token ids")
+    kind = type(prompt).__name__
+    raise InvalidRequest(
+        "prompt", f"must be a text, a chat (a list of messages) or token ids, not {kind}"
+    )
 
 
 def _json(value: Any) -> bytes:
     try:
         return json.dumps(value, default=repr).encode()
-    except (ValueError, RecursionError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest("prompt", f"is no JSON: {error}") from None
 
 

@@ -155,9 +155,11 @@ def _in_group(keys: Keys, group: str, read: Any, *, wait_seconds: float) -> Proc
     trip = RoundTrip((read,), keeps_errors=True, wait_seconds=wait_seconds)
     (reply,) = yield trip
     if _is_absent(reply):
-        (mark,) = yield RoundTrip((command("hget", keys.ends_read, group),))
+        look = (command("hget", keys.ends_read, group), command("xrevrange", keys.ends, count=1))
+        mark, newest = yield RoundTrip(look, keeps_errors=True)
         # Only now: unlike the reads, it is refused by a server without memory.
-        create = command("xgroup_create", keys.ends, group, id=mark or FIRST_CURSOR, mkstream=True)
+        begin = _beginning(mark, newest)
+        create = command("xgroup_create", keys.ends, group, id=begin, mkstream=True)
         (made,) = yield RoundTrip((create,), keeps_errors=True)
         if isinstance(made, OutOfMemoryError):
             raise BrokerUnavailable(f"Redis has no memory left for the group {group}") from made
@@ -167,6 +169,19 @@ def _in_group(keys: Keys, group: str, read: Any, *, wait_seconds: float) -> Proc
     if isinstance(reply, RedisError):
         raise translated(reply)
     return reply
+
+
+def _beginning(mark: Any, newest: Any) -> str:
+    """Where a group begins: at its mark, or with the oldest end if there is no sound mark.
+
+    All ends before the mark: the stream has begun anew, by a clock that is behind the old one's.
+    """
+    try:
+        if mark and newest and split_entry_id(newest[0][0]) >= split_entry_id(mark):
+            return str(mark.decode())
+    except (AttributeError, ProtocolError, TypeError):
+        _log.warning("the mark %r of a group of ends cannot be read", mark)
+    return FIRST_CURSOR
 
 
 def _is_absent(reply: Any) -> bool:

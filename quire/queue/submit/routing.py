@@ -66,10 +66,10 @@ class Parting(Generic[_Request]):
         if len(refusals) < len(self._failures):
             raise next(error for error in self._failures if error not in refusals)
         if refusals:
-            ids = [request_id for refusal in refusals for request_id in refusal.accepted]
-            ids += [one.request_id for part in self._answers.values() for one in part]
+            accepted = [one for refusal in refusals for one in refusal.submitted]
+            accepted += [one for part in self._answers.values() for one in part]
             first = refusals[0]
-            raise first.with_accepted(tuple(ids)) from first.__cause__
+            raise first.with_submitted(accepted) from first.__cause__
         turns = {shard: iter(part) for shard, part in self._answers.items()}
         return [next(turns[shard]) for shard in self._shards]
 

@@ -57,8 +57,7 @@ def submitting(
         else:
             submitted.append(answer)
     if isinstance(failure, QueueFull):
-        accepted = tuple(answer.request_id for answer in submitted)
-        raise failure.with_accepted(accepted) from failure.__cause__
+        raise failure.with_submitted(submitted) from failure.__cause__
     if failure:
         raise failure
     return submitted

@@ -215,7 +215,7 @@ def _asked(data: bytes, *, size: int, is_open: bool) -> Asked:
     if not data:
         if is_open:
             return Asked(trouble="The prompt and the parameters are gone.")
-        return Asked(trouble="The prompt and the parameters are deleted when a request ends.")
+        return Asked(trouble="The prompt and the parameters were deleted when the request ended.")
     try:
         request = GenerationRequest.decode(data)
     except (ProtocolError, InvalidRequest) as error:

@@ -332,11 +332,12 @@ def test_one_shard_that_is_full_does_not_hide_what_the_others_took():
     assert sorted(parts) == [0, 1] and sum(map(len, parts.values())) == 6
     taken = [Submitted(request.id, State.QUEUED, created=True) for request in parts[0]]
     parting.answered(0, taken)
-    parting.failed(QueueFull("full", limit="tokens", accepted=(parts[1][0].id,)))
+    other = Submitted(parts[1][0].id, State.QUEUED, created=True)
+    parting.failed(QueueFull("full", limit="tokens").with_submitted([other]))
     with pytest.raises(QueueFull) as caught:
         parting.answers()
     assert caught.value.limit == "tokens"
-    assert set(caught.value.accepted) == {one.request_id for one in taken} | {parts[1][0].id}
+    assert set(caught.value.accepted) == {one.request_id for one in (*taken, other)}
 
 
 def test_a_loop_gets_on_while_many_requests_are_made_ready(connection, broker, monkeypatch):

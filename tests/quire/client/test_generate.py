@@ -189,6 +189,34 @@ def test_what_failed_in_an_earlier_call_is_tried_again():
     assert sorted(one.body["prompt"] for one in fake.requests) == ["a", "b", "b"]
 
 
+def test_what_failed_in_an_earlier_call_is_tried_again_although_the_queue_is_full(monkeypatch):
+    monkeypatch.setattr(generating, "FULL_PAUSE_SECONDS", 0.01)
+    is_mended = threading.Event()
+
+    def answer(request):
+        if request.body["prompt"] == "b" and not is_mended.is_set():
+            raise RequestFailed("out_of_paper", "the tray is empty")
+        return "fine"
+
+    with FakeQuire(answer=answer) as fake:
+        client = fake.client(max_backlog=2)
+        with pytest.raises(RequestFailed):
+            client.generate(["b"], name="run")
+        is_mended.set()
+        assert client.generate(["b"] + ["a"] * 12, name="run").texts == ["fine"] * 13
+
+
+def test_a_run_without_a_name_cancels_what_was_sent_when_it_was_interrupted(no_worker, monkeypatch):
+    def interrupted(patience, send):
+        send()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(generating, "retried", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        no_worker.client().generate(["a", "b"])
+    assert not no_worker.broker.peek(count=9, block_seconds=0.001)
+
+
 def test_a_full_queue_is_waited_for(fake, monkeypatch):
     monkeypatch.setattr(generating, "FULL_PAUSE_SECONDS", 0.01)
     client = fake.client(max_backlog=2)
@@ -246,7 +274,8 @@ def test_a_run_is_spread_over_the_shards_of_its_queue():
         (["a"], {"errors": "ignore"}, "errors"),
         (["a"], {"window": 0}, "window"),
         (["a"], {"timeout": 0}, "timeout"),
-        (["a"], {"name": "two words"}, "group"),
+        (["a"], {"name": "two words"}, "name"),
+        (["a"], {"name": 5}, "name"),
         (["a"], {"schema": object()}, "schema"),
         (["a"], {"schema": Length, "json_schema": {"type": "object"}}, "schema"),
     ],

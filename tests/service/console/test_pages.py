@@ -101,7 +101,7 @@ def test_the_life_of_an_ended_request_says_how_it_ended_and_that_it_was_preempte
     assert "Preempted 2 times for 0.40 s in the last claim, 1 of them by swap" in shown
     assert "Completed eos, 25 tokens" in shown and "22.5 tokens/s" in shown
     assert "16 of the prefix cache" in shown
-    assert "are deleted when a request ends" in shown
+    assert "were deleted when the request ended" in shown
 
 
 def test_an_open_page_gets_the_text_of_its_request_as_it_grows(console, fake):

@@ -246,6 +246,13 @@ def test_a_group_that_never_was_begins_with_the_next_end(broker, connection, is_
     assert names_of(broker.deliver("sinks", "one")) == ["b"]
 
 
+@pytest.mark.parametrize("mark", ["junk", b"\xff", "99999999999999-0"])
+def test_a_mark_that_is_damaged_or_after_all_ends_hides_none(broker, connection, mark):
+    ended(broker, "a")
+    connection.hset(broker.keys.ends_read, "sinks", mark)
+    assert names_of(broker.deliver("sinks", "one")) == ["a"]
+
+
 def test_so_does_one_of_a_queue_without_an_end(broker):
     assert broker.begin_now("sinks")
     ended(broker, "a")
