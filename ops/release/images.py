@@ -28,7 +28,11 @@ class Unresolved(Exception):
 def main() -> int:
     """The command; returns its exit code."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
+    # An extra may name others: the lists below have those of the images.
+    extras = {
+        name: [line for line in lines if not line.startswith(project["name"])]
+        for name, lines in project["optional-dependencies"].items()
+    }
     of_gpu = [*project["dependencies"], *(line for name in GPU_EXTRAS for line in extras[name])]
     # The worker takes any version of llguidance that vLLM asks for.
     of_vllm = [*project["dependencies"], *extras["worker"], "vllm", "llguidance"]
