@@ -12,11 +12,11 @@ import sys
 import tomllib
 from pathlib import Path
 
+from ops.release.sbom import roots
+
 ROOT = Path(__file__).resolve().parents[2]
 #: That of the images: PYTHON_IMAGE in ops/Dockerfile.
 PLATFORM = ("--python-version", "3.11.9", "--python-platform", "x86_64-manylinux_2_35")
-#: What the image `gpu` installs beside the project's own dependencies, as ops/Dockerfile does.
-GPU_EXTRAS = ("worker", "gateway", "notifier", "console", "s3", "grammars", "gguf", "otel")
 GPU_FILES = ("constraints.txt", "constraints-gpu.txt")
 VLLM_FILE = "constraints-gpu-vllm.txt"
 
@@ -28,14 +28,9 @@ class Unresolved(Exception):
 def main() -> int:
     """The command; returns its exit code."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    # An extra may name others: the lists below have those of the images.
-    extras = {
-        name: [line for line in lines if not line.startswith(project["name"])]
-        for name, lines in project["optional-dependencies"].items()
-    }
-    of_gpu = [*project["dependencies"], *(line for name in GPU_EXTRAS for line in extras[name])]
+    of_gpu = list(map(str, roots(project)))
     # The worker takes any version of llguidance that vLLM asks for.
-    of_vllm = [*project["dependencies"], *extras["worker"], "vllm", "llguidance"]
+    of_vllm = [*map(str, roots(project, extras=["worker"])), "vllm", "llguidance"]
     faults = [
         *faults_of("gpu", ["torch", "numpy", *of_gpu], pins_in(*GPU_FILES)),
         *faults_of("gpu-vllm", of_vllm, pins_in(VLLM_FILE), is_exact=True),

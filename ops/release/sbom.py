@@ -42,12 +42,10 @@ def main() -> int:
     return 0
 
 
-def roots(project: Mapping) -> list[Requirement]:
-    """The direct requirements of the image."""
-    extras = project["optional-dependencies"]
-    texts = [*project["dependencies"], *(text for name in IMAGE_EXTRAS for text in extras[name])]
-    # An extra may name others, and IMAGE_EXTRAS has those that the image installs.
-    every = [Requirement(text) for text in texts]
+def roots(project: Mapping, *, extras: Iterable[str] = IMAGE_EXTRAS) -> list[Requirement]:
+    """The direct requirements of an image with these extras, without the extras that these name."""
+    texts = [text for name in extras for text in project["optional-dependencies"][name]]
+    every = map(Requirement, (*project["dependencies"], *texts))
     return [each for each in every if each.name != project["name"]]
 
 

@@ -70,7 +70,7 @@ def run_batch(
     source, output = Path(input_path), Path(output_path)
     if not output.name:
         raise BatchFileError(f"{output}: is a directory")
-    errors = Path(errors_path) if errors_path else _failures_beside(output)
+    errors = Path(errors_path) if errors_path else failures_beside(output)
     # Checked first, so that a wrong input leaves no empty result files behind.
     must_be_source(source, output, errors)
     options = BatchOptions(
@@ -112,7 +112,8 @@ def brokers_of(
 
 def _name_with(name: str, model: str | None) -> str:
     """The name from which ids follow: the lines of another model are other requests."""
-    return name if model is None else f"{name} as {model}"
+    # No name of a file has this character, so no two pairs make one name.
+    return name if model is None else f"{name}\0{model}"
 
 
 def _priority(priority: str | int | Priority) -> Priority:
@@ -122,7 +123,7 @@ def _priority(priority: str | int | Priority) -> Priority:
         raise InvalidRequest("priority", str(error)) from None
 
 
-def _failures_beside(output: Path) -> Path:
+def failures_beside(output: Path) -> Path:
     if output.exists() and not (output.is_file() or output.is_dir()):
         raise BatchFileError(f"{output} is not a regular file: also name a file for the errors")
     return output.with_suffix(".errors.jsonl")

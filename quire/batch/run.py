@@ -195,7 +195,7 @@ class BatchRun:
                     submit = partial(self._brokers[shard].submit_messages, share)
                     submitted = retried(self._patience, submit)
                 except QueueFull as full:
-                    answers |= {name: _accepted(name) for name in full.accepted}
+                    answers |= {answer.request_id: answer for answer in full.submitted}
                     pause = max(FULL_PAUSE_SECONDS, full.retry_after_seconds or 0.0)
                     self._submit_after = time.monotonic() + min(pause, MAX_FULL_PAUSE_SECONDS)
                 else:
@@ -388,11 +388,3 @@ def _read_anew(open_: OpenChoice) -> None:
     """Restarts at the begin of the log, because Redis has lost a part of what was read."""
     open_.following = Following(open_.following.request_id, known=True)
     open_.chunks = []
-
-
-def _accepted(request_id: str) -> Submitted:
-    """The reply for a request that a full queue had accepted before it refused others.
-
-    Whether this submit created it is not known.
-    """
-    return Submitted(request_id, State.QUEUED, created=False)

@@ -51,7 +51,7 @@ def _gguf_file(file: Path) -> Finding:
     if not begins_well:
         advice = "download it again; a folder needs no .gguf at the end of its name"
         return Finding("model", Verdict.FAIL, f"{file} is not a GGUF file", advice)
-    detail = f"{file}, {size / 1e6:.1f} MB, dequantized when a worker loads it"
+    detail = f"{file}, {size / 1e6:.1f} MB"
     missing = [name for name in GGUF_LIBRARIES if importlib.util.find_spec(name) is None]
     if missing:
         advice = f"only workers need it, with {install_hint('gguf')}"

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from quire.batch.batch import DEFAULT_MAX_INFLIGHT, BatchProgress, run_batch
+from quire.batch.batch import DEFAULT_MAX_INFLIGHT, BatchProgress, failures_beside, run_batch
 from quire.batch.files import BatchFileError
 from quire.cli.console import Console, add_server, settings_of, url_of
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
@@ -114,11 +114,10 @@ def run_run_batch(arguments: argparse.Namespace, console: Console) -> int:
         f"{progress.ending}: {progress.completed} completed, {progress.failed} failed, "
         f"{progress.tokens} tokens in {progress.seconds:.1f} s"
     )
-    if progress.reasons:
+    if progress.failed:
         most = sorted(progress.reasons.items(), key=lambda one: -one[1])[:MAX_SHOWN_REASONS]
         text += "".join(f"\n  {times} x {reason}" for reason, times in most)
-        errors = arguments.errors or Path(arguments.output).with_suffix(".errors.jsonl")
-        text += f"\n  each line: {errors}"
+        text += f"\n  each line: {arguments.errors or failures_beside(Path(arguments.output))}"
     console.data(progress, text)
     if progress.ending == "cancelled":
         return EXIT_INTERRUPTED

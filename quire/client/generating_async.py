@@ -35,11 +35,17 @@ from quire.wire.output import State
 #: The most requests of one submit, and the most logs of one read.
 PART_SIZE = 256
 
+#: If a source needs longer for some prompts, the next one is submitted at once.
+DRAW_SECONDS = 0.1
+
 #: How long a read waits if no log has new entries: of one part, and of several that take turns.
 BLOCK_SECONDS, SHARED_BLOCK_SECONDS = 1.0, 0.1
 
 #: After so long without a new entry, the state of a request is read: it may be lost.
 SILENT_SECONDS = 5.0
+
+#: After so long without news in any log, the reason is sought.
+QUIET_SECONDS = 10.0
 
 #: The most states that are read between two reads of logs: each takes a round trip.
 MAX_SILENT_CHECKS = 32
@@ -93,12 +99,16 @@ class AsyncRun:
         self._send = send
         outage_seconds = brokers[0].outage_seconds
         who = f"the run {plan.name}"
-        self._patience = Patience(plan.timeout, who, outage_seconds=outage_seconds)
+        self._patience = Patience(
+            plan.timeout, who, outage_seconds=outage_seconds, again_seconds=QUIET_SECONDS
+        )
         # In the order of the prompts, from the first one that has not left.
         self._rows = deque[Row]()
         self._waiting = deque[Row]()
         # By id; ordered by the time of the last read, so that every log is read in turn.
         self._open: dict[str, Row] = {}
+        # How many prompts are drawn before the next submit; none when there is no further one.
+        self._num_drawn = 1
         self._submit_after = 0.0
         # Of a submit whose answers have not come: an interrupt may be between the two.
         self._sent = frozenset[str]()
@@ -122,16 +132,23 @@ class AsyncRun:
                 await broker.cancel_many(ids)
 
     async def _refill(self) -> bool:
-        """Takes and submits prompts until the window is full; returns whether a row is left."""
-        while len(self._rows) < self._plan.window:
+        """Draws and submits prompts, as far as the window goes; returns whether a row is left.
+
+        A slow source does not keep the prompts before from running.
+        """
+        began = time.monotonic()
+        for _ in range(min(self._num_drawn, self._plan.window - len(self._rows))):
             row = next(self._plan.rows, None)
             if row is None:
+                self._num_drawn = 0
                 break
             self._rows.append(row)
             if row.has_ended:
                 self._progress.has_ended(is_failed=True)
             else:
                 self._waiting.append(row)
+        is_slow = time.monotonic() - began >= DRAW_SECONDS
+        self._num_drawn = min(2 * self._num_drawn, 1 if is_slow else PART_SIZE)
         while self._waiting and time.monotonic() >= self._submit_after:
             size = min(PART_SIZE, len(self._waiting))
             await self._submit([self._waiting.popleft() for _ in range(size)])
@@ -200,7 +217,9 @@ class AsyncRun:
         for broker, ids in others:
             has_news |= await self._read_part(broker, ids, block_seconds=None)
         longest = SHARED_BLOCK_SECONDS if others or self._waiting else BLOCK_SECONDS
-        await self._read_part(*first, block_seconds=None if has_news else longest)
+        has_room = self._num_drawn > 0 and len(self._rows) < self._plan.window
+        is_busy = has_news or has_room
+        await self._read_part(*first, block_seconds=None if is_busy else longest)
 
     async def _read_part(
         self, broker: AsyncProducer, ids: Sequence[str], *, block_seconds: float | None

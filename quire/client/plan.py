@@ -19,7 +19,13 @@ from quire.errors import InvalidOutput, InvalidRequest, QuireError, RequestFaile
 from quire.queue.submit.messages import must_be_many
 from quire.queue.submit.routing import check_group_name
 from quire.records import FinishReason
-from quire.wire.arguments import SEED_BITS, GenerateOptions, RequestArguments, must_be_ahead
+from quire.wire.arguments import (
+    SEED_BITS,
+    GenerateOptions,
+    RequestArguments,
+    build_request,
+    must_be_ahead,
+)
 from quire.wire.codec import without_numpy
 from quire.wire.output import Completion, TokenChunk
 from quire.wire.refusals import nearest, validated
@@ -110,6 +116,7 @@ class RunPlan:
                 raise InvalidRequest("schema", "cannot be combined with json_schema")
             sampling["json_schema"], parse = _read_as(schema)
         body = validated(SamplingParams, sampling).to_body()
+        _check_options(given)
         run = name if name is not None else f"generate-{secrets.token_hex(6)}"
         return cls(
             name=_checked_name(run),
@@ -143,6 +150,12 @@ class RunPlan:
         except ValueError as error:
             return Generation(row.index, row.completion, error=_invalid(row.completion, error))
         return Generation(row.index, row.completion, parsed)
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """InvalidRequest for a wrong option of the requests."""
+    some: Any = {"messages": [{"role": "user", "content": "?"}], **options}
+    build_request(some, tenant="default", now_ms=0)
 
 
 def _checked_name(name: Any) -> str:

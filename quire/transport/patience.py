@@ -38,7 +38,8 @@ class Patience:
     `who` is named in messages: a request's id, or `the group <name>`. Without a timeout, a wait
     continues through an outage of Redis for `outage_seconds`, but only if Redis has answered
     before (`has_answered`, or during this wait): otherwise its address may be wrong. A wait that
-    `explains` finds out once why there is no news, and logs the reason.
+    `explains` finds out once why there is no news, and logs the reason. With `again_seconds` it
+    does so again after so long without news: a wait for many ends may come to a halt in the middle.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Patience:
         outage_seconds: float = 0.0,
         has_answered: bool = False,
         explains: bool = True,
+        again_seconds: float | None = None,
     ) -> None:
         now = time.monotonic()
         self._give_up = None if timeout is None else now + timeout
@@ -59,6 +61,7 @@ class Patience:
         self._away_since: float | None = None
         self._outage: BrokerUnavailable | None = None
         self._explain_at = now + NOTE_SECONDS if explains else None
+        self._again_seconds = again_seconds
         self._reason = ""
 
     def look_in(self, seconds: float | None) -> None:
@@ -130,8 +133,9 @@ class Patience:
 
         The reason is part of a WaitTimeout's message, and is logged unless time is up.
         """
-        is_over = self._give_up is not None and time.monotonic() >= self._give_up
-        self._explain_at = None
+        now = time.monotonic()
+        is_over = self._give_up is not None and now >= self._give_up
+        self._explain_again(now)
         if reason:
             self._reason = reason
             if not is_over:
@@ -139,7 +143,11 @@ class Patience:
 
     def has_news(self) -> None:
         """Notes that there was news: there is nothing to explain."""
-        self._explain_at = None
+        self._explain_again(time.monotonic())
+        self._reason = ""
+
+    def _explain_again(self, now: float) -> None:
+        self._explain_at = None if self._again_seconds is None else now + self._again_seconds
 
     def _timeout(self) -> WaitTimeout:
         message = f"{self._who} has not ended yet"

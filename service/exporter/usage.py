@@ -11,6 +11,7 @@ import redis
 
 from quire.keys import Keys
 from quire.queue.ends.telling import told
+from quire.queue.streams import FIRST_CURSOR
 from quire.queue.view.inspection import read_shards
 from quire.records import Usage
 from quire.transport.procedure import Procedure, RoundTrip, command
@@ -59,7 +60,7 @@ class UsageCounter:
         for keys in shards:
             if keys not in self._cursors:
                 (newest,) = yield RoundTrip((command("xrevrange", keys.ends, count=1),))
-                self._cursors[keys] = newest[0][0].decode() if newest else "0-0"
+                self._cursors[keys] = newest[0][0].decode() if newest else FIRST_CURSOR
             for _ in range(MAX_READS):
                 ends = yield from told(keys, after=self._cursors[keys], block_seconds=None)
                 if not ends:

@@ -148,5 +148,6 @@ class Notifier:
 
     def _ready(self) -> tuple[bool, dict[str, Any]]:
         seconds = self.metrics.seconds_since_contact
-        has_begun = all(one.has_begun.is_set() for one in self._intakes)
+        begun = [one for one in self._intakes if one.has_begun.is_set()]
+        has_begun = len(begun) == self._settings.shards
         return has_begun and not self._is_stopping, {"seconds_since_contact": round(seconds, 3)}

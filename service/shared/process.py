@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from quire.version import install_hint
+
 if TYPE_CHECKING:
     from service.shared.settings.reading import ProcessSettings
 
@@ -39,10 +41,8 @@ def run(
             reason = f"configuration: {error}"
     except ModuleNotFoundError as error:
         # Only the client is installed, for instance by `pip install .`.
-        from quire.version import install_hint
-
         hint = install_hint(extra)
-        reason = f"installation: the module {error.name} is missing; a {kind} needs {hint}"
+        reason = f"installation: the module {error.name} is missing; the {kind} needs {hint}"
     sys.stderr.write(f"{reason}\n")
     return EXIT_USAGE
 

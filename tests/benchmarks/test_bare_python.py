@@ -51,9 +51,11 @@ def test_benchmarks_of_the_engine_and_tests_of_the_device_start():
     assert "test_fake_cuda.py" in ended.stdout
 
 
-@pytest.mark.parametrize("module", ["quire.cli.console", "benchmarks.bench_service"])
-def test_a_module_that_needs_a_client_s_requirements_would_be_seen(module):
+@pytest.mark.parametrize(
+    ("module", "missing"),
+    [("quire.cli.console", "pydantic"), ("benchmarks.bench_service", "redis")],
+)
+def test_a_module_that_needs_a_client_s_requirements_would_be_seen(module, missing):
     ended = run_bare(f"importlib.import_module({module!r})")
     assert ended.returncode == 1
-    missing = [f"ModuleNotFoundError: No module named {name!r}" for name in HIDDEN]
-    assert any(line in ended.stderr for line in missing), ended.stderr
+    assert f"ModuleNotFoundError: No module named {missing!r}" in ended.stderr

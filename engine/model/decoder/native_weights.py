@@ -74,6 +74,8 @@ class PackedWeights:
         quantized = joined(parts) if parts else None
         if quantized is not None:
             return self._panels([quantized.select(interleave)], struct)
+        if parts:
+            logger.info("gates and ups of different types are dequantized")
         return self._strips(replace(linear, weight=interleave(linear.weight)), struct)
 
     def embedding(self, weights: DecoderWeights) -> tuple[torch.Tensor | None, LinearStruct]:
@@ -127,7 +129,10 @@ def _in_panels(parts: Sequence[QuantizedWeight]) -> Sequence[QuantizedWeight]:
     of_forms = [concatenated(list(group)) for _, group in groupby(parts, lambda part: part.form)]
     if any(len(part.numbers) % PANEL for part in of_forms[:-1]):
         whole = joined(parts)
-        return () if whole is None else (whole,)
+        if whole is None:
+            logger.info("rows of different types in one product are dequantized")
+            return ()
+        return (whole,)
     return of_forms
 
 

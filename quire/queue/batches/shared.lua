@@ -24,7 +24,8 @@ end
 local MAX_DELETED, DELETED_MS = 1000, 86400000
 
 -- Takes an id out of the index of its tenant. When it was created stays known for a while, because
--- a reader of the list may come back with the id as its cursor. Redis without memory does not keep it.
+-- a reader of the list may come back with the id as its cursor. Redis without memory does not keep
+-- it.
 local function leave_index(index, deleted, id)
   local created = redis.call('ZSCORE', index, id)
   if created then

@@ -114,15 +114,16 @@ def acknowledge(keys: Keys, group: str, positions: Sequence[str]) -> Procedure[N
     """See `Producer.acknowledge`."""
     if not positions:
         return
-    (_, left) = yield RoundTrip(
+    done, left = yield RoundTrip(
         (command("xack", keys.ends, group, *positions), command("xpending", keys.ends, group)),
         keeps_errors=True,
     )
     if _is_absent(left):
         # The mark is older, so these ends come again.
         return
-    if isinstance(left, RedisError):
-        raise translated(left)
+    for reply in (done, left):
+        if isinstance(reply, RedisError):
+            raise translated(reply)
     # Whatever another consumer acknowledges meanwhile, everything up to here is handled.
     oldest = left["min"]
     handled = before(oldest.decode()) if oldest else max(positions, key=_number_of)
@@ -156,9 +157,9 @@ def _in_group(keys: Keys, group: str, read: Any, *, wait_seconds: float) -> Proc
     (reply,) = yield trip
     if _is_absent(reply):
         look = (command("hget", keys.ends_read, group), command("xrevrange", keys.ends, count=1))
-        mark, newest = yield RoundTrip(look, keeps_errors=True)
-        # Only now: unlike the reads, it is refused by a server without memory.
+        mark, newest = yield RoundTrip(look)
         begin = _beginning(mark, newest)
+        # Only now: unlike the reads, it is refused by a server without memory.
         create = command("xgroup_create", keys.ends, group, id=begin, mkstream=True)
         (made,) = yield RoundTrip((create,), keeps_errors=True)
         if isinstance(made, OutOfMemoryError):
@@ -179,7 +180,7 @@ def _beginning(mark: Any, newest: Any) -> str:
     try:
         if mark and newest and split_entry_id(newest[0][0]) >= split_entry_id(mark):
             return str(mark.decode())
-    except (AttributeError, ProtocolError, TypeError):
+    except ProtocolError:
         _log.warning("the mark %r of a group of ends cannot be read", mark)
     return FIRST_CURSOR
 

@@ -13,7 +13,8 @@ local function reap(keys, id)
   end
   local record = record_of(keys)
   if record.state ~= 'running' then
-    -- A lease without a running request (its keys are gone) guards nothing, nor does its log position.
+    -- A lease without a running request (its keys are gone) guards nothing, nor does its log
+    -- position.
     redis.call('ZREM', LEASE, id)
     redis.call('HDEL', LOG_POSITIONS, id)
     if not record.state then

@@ -59,13 +59,13 @@ local function append(keys, record, item, published)
   record.prefix = prefix
 end
 
--- Sets the log position from which EXTEND may go on for this claim; not if the worker has to learn of a
--- cancellation, and not for a log without a hash. The words in the value are there to make it long:
--- Redis keeps a hash of short values as a list, which it searches from its beginning.
+-- Sets the log position from which EXTEND may go on for this claim; not if the worker has to learn
+-- of a cancellation, and not for a log without a hash. The words in the value are there to make it
+-- long: Redis keeps a hash of short values as a list, which it searches from its beginning.
 local function set_log_position(record, item)
   if record.cancel ~= '1' and record.prefix then
-    redis.call('HSET', LOG_POSITIONS, item.id, format('epoch %s owner %s tokens %d hash %s', item.epoch,
-      item.owner, item.finish, record.prefix))
+    redis.call('HSET', LOG_POSITIONS, item.id, format('epoch %s owner %s tokens %d hash %s',
+      item.epoch, item.owner, item.finish, record.prefix))
   end
 end
 

@@ -1,13 +1,13 @@
 -- EXTEND: publish more tokens of many requests where everything is as their worker believes.
 --
 -- KEYS  1 log positions, then the output log of each request
--- ARGV  the id of each request; then for each its log position before and after, the index of the first
---       token, the id of the entry, tokens, text, text ends or '', and the hash after them
+-- ARGV  the id of each request; then for each its log position before and after, the index of the
+--       first token, the id of the entry, tokens, text, text ends or '', and the hash after them
 -- Returns a character per request: + when its tokens are in the log, - when nothing was done; then
 -- the caller asks COMMIT.
--- This is the most frequent transition, so it makes few calls. A log position names the claim, the number
--- of its tokens and their hash. COMMIT sets it. Whatever takes a request from its claim, or has
--- something to tell the claim's worker, deletes it: so comparing the log position is the whole fence.
+-- This is the most frequent transition, so it makes few calls. A log position names the claim, the
+-- number of its tokens and their hash. COMMIT sets it. Whatever takes a request from its claim, or
+-- has something to tell the claim's worker, deletes it: so comparing it is the whole fence.
 
 local LOG_POSITIONS = KEYS[1]
 local call, pcall = redis.call, redis.pcall

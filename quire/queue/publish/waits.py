@@ -15,7 +15,7 @@ from typing import Any
 from quire.errors import BrokerUnavailable, QuireError
 from quire.keys import Keys
 from quire.queue.publish.output_log import OutputRead, cursors_after, logs_in
-from quire.queue.streams import entries_by_stream
+from quire.queue.streams import FIRST_CURSOR, entries_by_stream
 from quire.transport.connection import is_refused
 from quire.transport.procedure import Procedure, RoundTrip, command
 
@@ -132,7 +132,7 @@ class WaitingReads:
         self._keys = keys
         self._longest_block = longest_block
         self._wake_stream = keys.wake(secrets.token_hex(8))
-        self._wake_cursor: bytes | str = "0-0"
+        self._wake_cursor: bytes | str = FIRST_CURSOR
 
     def waking(self) -> RoundTrip:
         """Ends the blocked read."""

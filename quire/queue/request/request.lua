@@ -1,7 +1,7 @@
 -- Shared by the transitions of a request: its keys, how it is counted, and how it ends.
 --
--- KEYS  1 open, 2 counts, 3 delay, 4 control, 5 wait, 6..9 ingress by priority, 10 log positions, 11..14
---       rank by priority, 15 arrival (see ranking.lua), 16..19 fair by priority, 20 rate (see
+-- KEYS  1 open, 2 counts, 3 delay, 4 control, 5 wait, 6..9 ingress by priority, 10 log positions,
+--       11..14 rank by priority, 15 arrival (see ranking.lua), 16..19 fair by priority, 20 rate (see
 --       fairness.lua), 21 turn, 22 turns (see turns.lua), 23 ends (see ends.lua); the scripts that
 --       workers and operators call have two more (see running.lua); then the keys of each request
 --       in turn.
@@ -118,8 +118,8 @@ local function book(keys, id, from, to, tokens, tenant)
   end
 end
 
--- Brings a request into another state. Its log position is removed first: as long as it is there, EXTEND
--- adds tokens and checks nothing else.
+-- Brings a request into another state. Its log position is removed first: as long as it is there,
+-- EXTEND adds tokens and checks nothing else.
 local function enter(keys, id, state)
   redis.call('HDEL', LOG_POSITIONS, id)
   local now = booked(id)
@@ -262,8 +262,8 @@ local function agree(keys, record)
     finished_ms = fields.finished_ms }
 end
 
--- Whether the body of a request that ends is kept with its results: if operators said so, and it has
--- no more bytes than they said.
+-- Whether the body of a request that ends is kept with its results: if operators said so, and it
+-- has no more bytes than they said.
 local function keeps_body(keys)
   local most = tonumber(redis.call('HGET', CONTROL, 'keep_prompts') or '') or 0
   if most <= 0 then
@@ -273,8 +273,8 @@ local function keeps_body(keys)
   return type(body) == 'string' and #body <= most
 end
 
--- Ends a request whose log has its terminal entry: record, counts and keys. Its tenant gets back what
--- was counted and not used. `record` agrees with the log. Returns the state.
+-- Ends a request whose log has its terminal entry: record, counts and keys. Its tenant gets back
+-- what was counted and not used. `record` agrees with the log. Returns the state.
 local function settle(keys, id, record, epoch, state, now)
   if record.fair or record.rate then
     local entry = booked(id)

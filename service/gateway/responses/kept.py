@@ -102,7 +102,8 @@ class KeptResponses:
         """Delete a response; an open one is cancelled.
 
         It cannot be found from then on. Its output goes with it, unless its worker needs longer
-        than `within_seconds` to end it; then the output expires as any other.
+        than `within_seconds` to end it. Then the output expires as any other, and so does the
+        prompt if the queue keeps prompts.
         """
         client, response_id = found.queue.client, found.kept.id
         state = await client.discard(response_id)

@@ -15,7 +15,7 @@ class DrainRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class ShardEmpty:
+class PlaceEmpty:
     """Only with the setting `burst`: nothing is left to do in this place."""
 
     place: int
@@ -43,7 +43,7 @@ Event = (
     SwitchChosen
     | StopRequested
     | DrainRequested
-    | ShardEmpty
+    | PlaceEmpty
     | OutboxEmpty
     | ModelLoaded
     | ThreadDied

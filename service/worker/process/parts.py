@@ -35,7 +35,7 @@ from service.worker.process.events import (
     Event,
     ModelLoaded,
     OutboxEmpty,
-    ShardEmpty,
+    PlaceEmpty,
     SwitchChosen,
 )
 from service.worker.process.places import Place, places_of
@@ -208,7 +208,7 @@ class WorkerParts:
             vitals=self.vitals,
             contact=self._contact,
             metrics=place.metrics,
-            on_queue_empty=partial(self._report, ShardEmpty(place.number)),
+            on_queue_empty=partial(self._report, PlaceEmpty(place.number)),
         )
 
     def _heartbeat(self) -> Heartbeat:

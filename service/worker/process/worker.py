@@ -39,7 +39,7 @@ from service.worker.process.events import (
     DrainRequested,
     Event,
     ModelLoaded,
-    ShardEmpty,
+    PlaceEmpty,
     StopRequested,
     SwitchChosen,
 )
@@ -158,7 +158,7 @@ class Worker:
                 self._open(event.served)
             elif isinstance(event, SwitchChosen):
                 self._switch(event.model)
-            elif isinstance(event, ShardEmpty):
+            elif isinstance(event, PlaceEmpty):
                 busy_places.discard(event.place)
 
     def _drain(self) -> None:

@@ -365,6 +365,12 @@ def test_a_reader_that_goes_away_ends_the_command_quietly(quire, worker, real_se
     assert done.stderr == ""
 
 
+def test_the_demo_is_in_a_checkout_only(quire, monkeypatch, tmp_path):
+    monkeypatch.setattr("quire.cli.programs.APPLICATION", tmp_path)
+    code, out, err = quire("demo")
+    assert (code, out) == (1, "") and "checkout" in err
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("verb", "setting"),

@@ -37,6 +37,33 @@ def test_a_pipe_is_refused_and_not_taken_for_an_empty_batch(quire, tmp_path):
     assert not output.exists()
 
 
+def test_the_summary_names_the_frequent_reasons_and_the_file_of_all(
+    quire, real_broker, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("quire.cli.run_batch.LINE_SECONDS", 0.0)
+    wrong = ("temperature",) * 3 + ("top_p",) * 2 + ("min_p", "max_tokens")
+    bodies = [{"prompt": "x"}, *({"prompt": "x", name: -7} for name in wrong)]
+    lines = [
+        {"custom_id": f"{row}", "method": "POST", "url": "/v1/completions", "body": body}
+        for row, body in enumerate(bodies)
+    ]
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    paths = ("-i", str(source), "-o", str(output))
+    with FakeWorker(real_broker, lambda request: "done"):
+        code, out, err = quire("run-batch", *paths)
+    first, *reasons, file = out.splitlines()
+    assert code == 3 and first.startswith("completed: 1 completed, 7 failed, ")
+    assert [line.split()[0] for line in reasons] == ["3", "2", "1"]
+    assert (
+        "body.temperature" in reasons[0] and file == f"  each line: {tmp_path / 'out.errors.jsonl'}"
+    )
+    # No terminal, so each progress is a line of its own.
+    assert err.count("\n") > 1 and "\x1b" not in err
+    # What failed in an earlier run is in the file.
+    assert quire("run-batch", *paths, "--resume")[1].splitlines()[-1] == file
+
+
 def test_a_mark_before_the_first_line_is_not_a_part_of_it(quire, source, real_broker, tmp_path):
     source.write_bytes(b"\xef\xbb\xbf" + source.read_bytes())
     with FakeWorker(real_broker, lambda request: "done"):

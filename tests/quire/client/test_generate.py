@@ -99,6 +99,30 @@ def test_a_generator_is_drawn_on_only_as_far_as_the_window(fake):
     assert len(drawn) == 40
 
 
+def test_a_slow_source_does_not_keep_the_prompts_before_from_running():
+    first_has_begun = threading.Event()
+
+    def prompts():
+        yield "a"
+        assert first_has_begun.wait(10)
+        yield "b"
+
+    def answer(request):
+        first_has_begun.set()
+        return request.body["prompt"]
+
+    with FakeQuire(answer=answer) as fake:
+        assert fake.client().generate(prompts()).texts == ["a", "b"]
+
+
+def test_a_run_whose_workers_go_away_in_the_middle_says_so(no_worker):
+    each = no_worker.client().generate_each(["a", "b"], window=1, timeout=2.0)
+    with FakeWorker(no_worker.broker, length_of):
+        assert next(each).text
+    with pytest.raises(WaitTimeout, match="no worker"):
+        next(each)
+
+
 def test_a_run_with_a_name_is_continued_and_nothing_is_generated_twice(fake):
     prompts = ["a", "bb", "a", CHAT]
     each = fake.client().generate_each(prompts, name="eval", schema=Length)
@@ -276,15 +300,18 @@ def test_a_run_is_spread_over_the_shards_of_its_queue():
         (["a"], {"timeout": 0}, "timeout"),
         (["a"], {"name": "two words"}, "name"),
         (["a"], {"name": 5}, "name"),
+        (["a"], {"priority": "bogus"}, "priority"),
+        (["a"], {"deadline": -1}, "deadline"),
+        (["a"], {"tenant": "bad tenant/"}, "tenant"),
         (["a"], {"schema": object()}, "schema"),
         (["a"], {"schema": Length, "json_schema": {"type": "object"}}, "schema"),
     ],
 )
 def test_a_wrong_option_is_refused_before_anything_is_sent(no_worker, prompts, options, field):
     with pytest.raises(InvalidRequest) as caught:
-        no_worker.client().generate(prompts, **options)
+        no_worker.client().generate(prompts, **{"errors": "return", **options})
     assert caught.value.field == field
-    assert not no_worker.connection.keys("*request*")
+    assert not no_worker.connection.keys(no_worker.broker.keys.request("*"))
 
 
 def test_an_editor_is_told_each_option_by_name():

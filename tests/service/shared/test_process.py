@@ -25,7 +25,7 @@ def test_the_exit_code_is_that_of_the_body(capsys):
         (
             ModuleNotFoundError(name="sorts"),
             (
-                "installation: the module sorts is missing; a sorter needs the extra `sorting`: "
+                "installation: the module sorts is missing; the sorter needs the extra `sorting`: "
                 "pip install -c constraints.txt -e '.[sorting]' in a checkout, or "
                 "pip install 'FILE.whl[sorting]' with a wheel\n"
             ),

@@ -174,6 +174,8 @@ def test_one_output_is_read_as_its_weights(library):
     parts.append(random_weight(6, 512, 4, False))
     structs, _kept = panels_of(parts)
     values = torch.cat([part.dequantized() for part in parts])
+    # Products of nested scales are thousands of times larger, and may cancel.
+    slack = [1e-6 if part.scale_factors is None else 1e-4 for part in parts for _ in part.numbers]
     found = np.empty(512, dtype=np.float32)
     for output in (*range(0, len(values), 31), len(values) - 1):
         library.read(
@@ -181,7 +183,9 @@ def test_one_output_is_read_as_its_weights(library):
             *map(ctypes.c_int64, (len(parts), 512, output)),
             found.ctypes.data_as(ctypes.c_void_p),
         )
-        torch.testing.assert_close(torch.from_numpy(found), values[output], rtol=1e-6, atol=1e-4)
+        torch.testing.assert_close(
+            torch.from_numpy(found), values[output], rtol=1e-6, atol=slack[output]
+        )
 
 
 @pytest.mark.parametrize("first", PLAIN_FORMS)

@@ -14,6 +14,7 @@ from llguidance import LLMatcher, LLParserLimits
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from quire.errors import InvalidRequest
+from quire.version import install_hint
 from quire.wire.constraints import Constraint
 from service.worker.constraints import grammar_cache, grammars
 from service.worker.constraints.grammar_cache import GrammarCache
@@ -289,9 +290,9 @@ def test_a_worker_without_the_library_refuses_with_one_sentence(monkeypatch: pyt
     with pytest.raises(InvalidRequest) as refused:
         found.constraint(Constraint("regex", "a", "body.regex"), [])
     assert refused.value.field == "body.regex"
-    assert refused.value.message.startswith(
-        "this worker has no grammars: the module llguidance is missing; it comes with the extra"
-        " `grammars`: pip install -c constraints.txt -e '.[grammars]'"
+    assert refused.value.message == (
+        "this worker has no grammars: the module llguidance is missing; it comes with "
+        f"{install_hint('grammars')}"
     )
 
 
