@@ -98,6 +98,13 @@ def unknown_modules(text: str, folder: Path) -> list[str]:
     ]
 
 
+def joined_commands(text: str, folder: Path) -> list[str]:
+    """Lines of code in which a second command begins without a separator."""
+    blocks = re.findall(r"```\w*\n(.*?)```", text, re.DOTALL)
+    lines = [*"\n".join(blocks).splitlines(), *re.findall(r"^    \S.*$", text, re.MULTILINE)]
+    return [line for line in lines if re.search(r"python -m [^|;&`\n]*\bpython -m\b", line)]
+
+
 @cache
 def parser_of(name: str) -> argparse.ArgumentParser:
     """The parser of a verb of `quire`."""
@@ -165,6 +172,7 @@ LAWS: dict[str, Callable[[str, Path], Iterable[str]]] = {
     "a target of make is one": unknown_targets,
     "a command is understood": unknown_commands,
     "a module can be run": unknown_modules,
+    "a command has a line of its own": joined_commands,
     "a variable is read": unknown_variables,
     "a metric is registered": unknown_metrics,
 }
@@ -182,6 +190,8 @@ MISTAKES = {
     "a target of make is one": "`make tea`\n```\nmake sim RUN=5 # runs\nmake sim RUNS=5\n```",
     "a command is understood": "`quire dread ls` `quire dead ls --all` `quire dead purge --all`",
     "a module can be run": "`python -m service.exporters` `python -m engine` `python -m service`",
+    "a command has a line of its own": "    python -m a python -m\n    b\n"
+    "```\npython -m a --b python -m c\npython -m a | python -m b\n```",
     "a variable is read": "QUIRE_QUEUES QUIRE_EXPORTER_QUEUE QUIRE_QUEUE QUIRE_REDIS_PASSWORD_FILE",
     "a metric is registered": "quire_publish_seconds_max quire_tokens quire_publish_seconds_sum",
 }

@@ -15,6 +15,8 @@ from tests.ops.checkout import (
 SEVERITIES = {"page", "ticket", "none"}
 #: (alert, severity) of every alerting rule; one alert may have a rule per severity.
 ALERTS = sorted((rule["alert"], rule["labels"]["severity"]) for rule in alerts())
+#: Rules that Prometheus takes and that can mislead, such as two of one name and the same labels.
+LINT = ("--lint=all", "--lint-fatal")
 CASES = [
     (case["alertname"], expected["exp_labels"]["severity"] if expected else None)
     for path in RULE_TESTS
@@ -34,9 +36,23 @@ def test_prometheus_accepts_its_configuration():
 
 @pytest.mark.distribution
 def test_prometheus_accepts_the_rules():
-    result = run(program("promtool"), "check", "rules", *RULES)
+    result = run(program("promtool"), "check", "rules", *LINT, *RULES)
 
-    assert result.returncode == 0, result.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.distribution
+def test_two_rules_of_one_name_and_the_same_labels_are_noticed(tmp_path):
+    path = PROMETHEUS / "rules" / "resources.yml"
+    wrong = tmp_path / path.name
+    wrong.write_text(
+        path.read_text(encoding="utf-8").replace("seen_by: workers", "seen_by: exporter")
+    )
+
+    result = run(program("promtool"), "check", "rules", *LINT, wrong)
+
+    assert result.returncode != 0
+    assert "1 duplicate rule(s) found" in result.stdout + result.stderr
 
 
 @pytest.mark.distribution
