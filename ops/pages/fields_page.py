@@ -38,6 +38,8 @@ TAKEN = {
     "guided_regex": "as `regex`",
     "include_reasoning": "`false` leaves the [reasoning](../how-to/reasoning.md) out",
     "max_completion_tokens": "as `max_tokens`",
+    "metadata": "up to 16 texts; a key has at most 64 characters, a value 512. Kept with the call, "
+    "and shown in its whole answer, also in batch files",
     "model": "the model, or `<model>:<adapter>`",
     "n": "how many answers each prompt gets",
     "parallel_tool_calls": "see [tool calls](../how-to/tools.md)",
@@ -48,6 +50,7 @@ TAKEN = {
     "`prompt_token_ids`; in batch files, too",
     "safety_identifier": "ignored",
     "service_tier": "`flex` is priority `low`, `priority` is `high`; in batch files ignored",
+    "store": "`true` or `false`, and changes nothing: each answer is kept for `retention_seconds`",
     "stream": "the answer comes as events; not in batch files",
     "stream_options": "`include_usage`, and with it `continuous_usage_stats`",
     "structured_outputs": "one of `json` (as `json_schema`), `json_object`, `regex`, `choice` and "

@@ -238,6 +238,7 @@ def response_body(line: BatchLine, completions: Sequence[Completion]) -> dict[st
         top_n=line.top_n,
         likelihoods=line.likelihoods,
         prompt=line.call.prompt_use,
+        metadata=line.call.metadata,
     )
     call = line.call
     return response(heading, completions, num_prompts=call.num_prompts, prompts=call.kept_prompts)

@@ -5,7 +5,7 @@ Pure functions from completions and chunks to JSON, for batch files and for the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -55,6 +55,8 @@ class Heading:
     likelihoods: LikelihoodForm | None = None
     #: What the answer has of its prompts.
     prompt: PromptUse = NO_PROMPT
+    #: What the caller of a chat gave it; its whole answer shows it again.
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_chat(self) -> bool:
@@ -76,7 +78,9 @@ class Heading:
         name = "text_completion"
         if self.is_chat:
             name = "chat.completion.chunk" if is_piece else "chat.completion"
-        return {"id": self.id, "object": name, "created": self.created, "model": self.model}
+        fields = {"id": self.id, "object": name, "created": self.created, "model": self.model}
+        shows_metadata = self.metadata and not is_piece
+        return fields | ({"metadata": dict(self.metadata)} if shows_metadata else {})
 
 
 def response(

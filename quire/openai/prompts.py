@@ -16,7 +16,10 @@ from quire.wire.logprobs import PromptToken
 from quire.wire.protocol import Kind
 
 #: The fields of a call that only its answer needs: a request in the queue does not have them.
-ANSWERED: Mapping[str, frozenset[str]] = {"completions": frozenset({"echo"})}
+ANSWERED: Mapping[str, frozenset[str]] = {
+    "completions": frozenset({"echo"}),
+    "chat.completions": frozenset({"metadata", "store"}),
+}
 
 _LENGTHS = ("max_tokens", "max_completion_tokens")
 

@@ -12,7 +12,8 @@ from functools import cached_property
 from typing import Any
 
 from quire.errors import InvalidRequest
-from quire.openai.prompts import PromptUse, prompt_use_of, without_echo
+from quire.openai.metadata import metadata_of
+from quire.openai.prompts import ANSWERED, PromptUse, prompt_use_of, without_echo
 from quire.openai.tools.argument_types import argument_types
 from quire.openai.tools.reasoning import (
     NO_REASONING,
@@ -104,6 +105,18 @@ class OpenAIRequest:
         return 0 if choice % each else each
 
     @property
+    def metadata(self) -> dict[str, str]:
+        """What the caller of a chat gave it, to be shown with its answer. InvalidRequest.
+
+        Also for a wrong `store`, which changes nothing: answers are always kept for a while.
+        """
+        if self.kind != "chat.completions":
+            return {}
+        if not isinstance(self.body.get("store"), bool | None):
+            raise InvalidRequest("body.store", "must be true or false")
+        return metadata_of(self.body.get("metadata"))
+
+    @property
     def prompt_use(self) -> PromptUse:
         """What the answer has of its prompts. InvalidRequest."""
         return prompt_use_of(self.kind, self.body)
@@ -156,7 +169,7 @@ class OpenAIRequest:
 
         Checks with the longest id, tenant and deadline, so that the result holds for all others.
         """
-        num_choices = self.num_choices
+        num_choices, _ = self.num_choices, self.metadata
         each = 1 if is_pooled(self.kind) else self._choices_per_prompt
         longest = LONGEST_ID[len(id_of("", num_choices - 1, n=num_choices)) :]
         for choice in range(each - 1, num_choices, each):
@@ -212,7 +225,9 @@ class OpenAIRequest:
 
     def _body(self, prompt: int, choice_of_prompt: int) -> dict[str, Any]:
         # A request for a vector knows no `n` and no seed, and refuses them.
-        hides = () if is_pooled(self.kind) else ("n",)
+        hides = set[str]() if is_pooled(self.kind) else {"n"}
+        if self.kind == "chat.completions":
+            hides |= ANSWERED[self.kind]
         body = {name: value for name, value in self.body.items() if name not in hides}
         if self._is_list:
             body[self._field] = self._prompts[prompt]

@@ -17,10 +17,11 @@ from typing import Any
 from quire.errors import InvalidRequest, ProtocolError
 from quire.openai.answers import Heading
 from quire.openai.likelihoods import LikelihoodForm, likelihood_form_from
+from quire.openai.metadata import metadata_from
 from quire.openai.prompts import prompt_fields, prompt_use_from
 from quire.openai.requests import OpenAIRequest, most_choices
 from quire.openai.scores import ScoreForm, field_of, form_of
-from quire.openai.tools.argument_types import ArgumentTypes, argument_types_from
+from quire.openai.tools.argument_types import argument_types_from
 from quire.openai.tools.reasoning import (
     ReasoningSetting,
     reasoning_fields,
@@ -46,9 +47,9 @@ MAX_CALL_BYTES = 8 << 20
 #: and writing them takes 250 MiB in the gateway. A stream may have any number.
 MAX_COMPLETE_LOGPROBS = 1 << 19
 
-#: The most bytes of the types of arguments in the metadata, which also has the names of functions.
+#: Fields of a record -> their most bytes in the metadata, which also has the names of functions.
 #: Longer ones are kept with the request, and the metadata has this word in their place.
-MAX_TYPES_BYTES = 4096
+MOST_BYTES: Mapping[str, int] = {"types": 4096, "metadata": 2048}
 _KEPT = "kept"
 
 #: Fields of a body that change how the answer is sent and not what is generated.
@@ -60,14 +61,14 @@ class CallRecord(Heading):
     """One call: the heading of its answer, and what tells its requests apart.
 
     `digest` tells whether two calls with the same idempotency key are equal; see `call_of`.
-    `num_choices` counts the choices of all prompts together; every prompt has equally many. If it
-    `lacks_types`, the types of the arguments are kept with the request.
+    `num_choices` counts the choices of all prompts together; every prompt has equally many. What it
+    `lacks` are the fields that are kept with the request.
     """
 
     num_choices: int = 1
     num_prompts: int = 1
     digest: str = ""
-    lacks_types: bool = False
+    lacks: tuple[str, ...] = ()
 
     @property
     def member_ids(self) -> list[str]:
@@ -75,7 +76,7 @@ class CallRecord(Heading):
         first = self.id
         return [first, *(f"{first}{CHOICE_SEPARATOR}{n}" for n in range(1, self.num_choices))]
 
-    def metadata(self) -> dict[str, Any]:
+    def to_metadata(self) -> dict[str, Any]:
         """The metadata for the record of the first choice."""
         fields: dict[str, Any] = {
             "kind": self.kind,
@@ -91,8 +92,8 @@ class CallRecord(Heading):
             fields |= {"form": self.form, "top_n": self.top_n}
         if self.likelihoods is not None:
             fields["likelihoods"] = self.likelihoods.fields()
-        if self.types:
-            fields["types"] = _KEPT if self.kept_types() else _plain(self.types)
+        fields |= {name: value for name, value in self._long().items() if value}
+        fields |= dict.fromkeys(self._kept_fields(), _KEPT)
         if self.has_token_ids:
             fields["token_ids"] = True
         if self.encoding != "float":
@@ -100,24 +101,42 @@ class CallRecord(Heading):
         fields |= reasoning_fields(self.reasoning) | prompt_fields(self.prompt)
         return {METADATA_KEY: fields}
 
-    def kept_types(self) -> bytes:
-        """What to keep with the request of the types of arguments; empty if the metadata has them.
+    def kept(self) -> bytes:
+        """What to keep with the request, for the metadata has no room; empty if it has all.
 
-        InvalidRequest if they are too many to be kept.
+        InvalidRequest if the functions have more types of arguments than can be kept.
         """
-        data = pack({"types": _plain(self.types)}, field="body.tools")
-        if len(data) <= MAX_TYPES_BYTES:
+        fields = self._kept_fields()
+        if not fields:
             return b""
+        data = pack(fields, field="body.tools")
         try:
             unpack_map(data)
         except ProtocolError as error:
             raise InvalidRequest("body.tools", f"has types that cannot be kept: {error}") from error
         return data
 
-    def with_kept_types(self, data: bytes) -> "CallRecord":
-        """The record with the types that are kept with its request. ProtocolError."""
-        types = argument_types_from(unpack_map(data).get("types"))
-        return replace(self, types=types, lacks_types=False)
+    def with_kept(self, data: bytes) -> "CallRecord":
+        """The record with what is kept with its request. ProtocolError."""
+        fields = unpack_map(data)
+        return replace(
+            self,
+            types=argument_types_from(fields["types"]) if "types" in fields else self.types,
+            metadata=metadata_from(fields["metadata"]) if "metadata" in fields else self.metadata,
+            lacks=(),
+        )
+
+    def _long(self) -> dict[str, Any]:
+        """The fields that may be long, as they are written."""
+        types = {name: dict(letters) for name, letters in self.types.items()}
+        return {"types": types, "metadata": dict(self.metadata)}
+
+    def _kept_fields(self) -> dict[str, Any]:
+        return {
+            name: value
+            for name, value in self._long().items()
+            if len(pack(value, field="body.tools")) > MOST_BYTES[name]
+        }
 
     @classmethod
     def from_metadata(
@@ -155,7 +174,10 @@ class CallRecord(Heading):
                     has_token_ids=metadata[METADATA_KEY].get("token_ids") is True,
                     encoding=encoding_of(metadata[METADATA_KEY].get("encoding")),
                     types=argument_types_from(metadata[METADATA_KEY].get("types")),
-                    lacks_types=metadata[METADATA_KEY].get("types") == _KEPT,
+                    metadata=metadata_from(metadata[METADATA_KEY].get("metadata")),
+                    lacks=tuple(
+                        name for name in MOST_BYTES if metadata[METADATA_KEY].get(name) == _KEPT
+                    ),
                     form=form_of(metadata[METADATA_KEY].get("form")),
                     top_n=top_n if type(top_n) is int and top_n > 0 else 0,
                     likelihoods=likelihood_form_from(
@@ -198,7 +220,7 @@ class Call:
             for choice, own_id in enumerate(self.record.member_ids):
                 if choice:
                     await asyncio.sleep(0)
-                first = {} if choice else {"metadata": self.record.metadata()}
+                first = {} if choice else {"metadata": self.record.to_metadata()}
                 message = self.request.message("", choice, id=own_id, **first, **envelope)
                 if num_alike := self.request.num_alike(choice):
                     # Checked before the other choices of this prompt are built.
@@ -299,11 +321,12 @@ def call_of(
         top_n=top_n,
         likelihoods=likelihoods,
         prompt=request.prompt_use,
+        metadata=request.metadata,
     )
     # JSON: together the prompts may be longer than a message of msgpack.
     kept = json.dumps(request.kept_prompts).encode() if record.prompt.is_kept else b""
-    # No call has both: only chats have functions, and no chat has an `echo`.
-    return Call(record, request, is_streamed, kept or record.kept_types())
+    # No call has both: only chats have functions and metadata, and no chat has an `echo`.
+    return Call(record, request, is_streamed, kept or record.kept())
 
 
 def kept_prompts(data: bytes) -> list[str]:
@@ -315,10 +338,6 @@ def kept_prompts(data: bytes) -> list[str]:
     if not isinstance(prompts, list) or not all(isinstance(one, str) for one in prompts):
         raise ProtocolError("what is kept of a call is not its prompts")
     return prompts
-
-
-def _plain(types: ArgumentTypes) -> dict[str, dict[str, str]]:
-    return {name: dict(letters) for name, letters in types.items()}
 
 
 def _sha256(value: object) -> str:

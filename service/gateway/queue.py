@@ -4,6 +4,7 @@ import contextlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import structlog
 
@@ -89,9 +90,8 @@ class Queue:
             raise Refused(key_reused())
         await self.client.submit_many(messages[1:])
         # What the record has stays: the caller may have a part of an answer that was read by it.
-        if record.lacks_types:
-            record = replace(record, types=call.record.types, lacks_types=False)
-        return record
+        own: dict[str, Any] = {name: getattr(call.record, name) for name in record.lacks}
+        return replace(record, **own, lacks=())
 
     async def _send(self, call: Call, messages: Sequence[Message]) -> None:
         if call.kept:
@@ -120,12 +120,19 @@ class Queue:
         UnknownRequest also if that was not kept, as that of a response with `store: false`.
         """
         record = await self.find(request_id, caller)
-        if not record.lacks_types:
+        if not record.lacks:
             return record
         data = await self.client.kept(request_id)
         if data is None:
             raise UnknownRequest(request_id)
-        return record.with_kept_types(data)
+        return record.with_kept(data)
+
+    async def find_chat(self, request_id: str, caller: Caller) -> CallRecord:
+        """As `find_whole`. UnknownRequest also for a call that is no chat."""
+        record = await self.find_whole(request_id, caller)
+        if not record.is_chat:
+            raise UnknownRequest(request_id)
+        return record
 
     async def end(self, record: CallRecord) -> State:
         """Cancel all choices; returns the state of the first one afterwards."""

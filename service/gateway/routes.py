@@ -3,6 +3,7 @@
 POST /v1/chat/completions, /v1/completions   a call, answered at once or with `stream: true`
 POST /v1/embeddings                          a call, answered at once
 /v1/responses and below                      see responses/routes.py
+GET  /v1/chat/completions/{id}               the complete answer of a chat
 GET  /v1/requests/{id}                       its complete answer, again or after a crash
 GET  /v1/requests/{id}/events                its stream after `Last-Event-ID`; 204 at its end
 POST /v1/requests/{id}/cancel
@@ -11,7 +12,7 @@ GET  /livez, /readyz, /metrics
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from time import monotonic
@@ -133,6 +134,7 @@ class Gateway:
             ),
             *self._responses.routes(),
             get("/v1/requests/{id}", "requests", self._show_answer, admit),
+            get("/v1/chat/completions/{id}", "requests", self._show_chat, admit),
             get("/v1/requests/{id}/events", "events", self._events, admit),
             post("/v1/requests/{id}/cancel", "cancel", self._cancel),
             get("/v1/models", "models", self._list_models),
@@ -191,10 +193,13 @@ class Gateway:
         )
 
     async def _show_answer(self, request: Request) -> Response:
-        return await self._complete_answer(request, *await self._find(request, is_read=True))
+        return await self._complete_answer(request, *await self._find(request, Queue.find_whole))
+
+    async def _show_chat(self, request: Request) -> Response:
+        return await self._complete_answer(request, *await self._find(request, Queue.find_chat))
 
     async def _events(self, request: Request) -> Response:
-        queue, record = await self._find(request, is_read=True)
+        queue, record = await self._find(request, Queue.find_whole)
         if is_pooled(record.kind):
             raise InvalidRequest("path", "a vector comes whole, and has no events")
         return self._stream(
@@ -251,15 +256,13 @@ class Gateway:
         """Count the answer to this request as open, also for its tenant. Refused at a limit."""
         return self._lifecycle.admitted(self._caller(request).tenant or DEFAULT_TENANT)
 
-    async def _find(self, request: Request, *, is_read: bool = False) -> tuple[Queue, CallRecord]:
-        """The call whose id is in the path, and the queue that has it.
-
-        If the call `is_read`, the record has all that its answer needs.
-        """
+    async def _find(
+        self, request: Request, find: Callable[..., Awaitable[CallRecord]] = Queue.find
+    ) -> tuple[Queue, CallRecord]:
+        """The call whose id is in the path, and the queue that has it."""
         caller, request_id = self._caller(request), request.path_params["id"]
         queue = await self._queues.holding(request_id)
-        find = queue.find_whole if is_read else queue.find
-        return queue, await find(request_id, caller)
+        return queue, await find(queue, request_id, caller)
 
     def _last_event(self, request: Request, record: CallRecord) -> LastEvent | None:
         """The last event that the caller has, from its header; None without the header."""

@@ -179,7 +179,7 @@ class ResponseCall:
             "store": fields.is_stored,
             "background": bool(fields.background),
             "service_tier": fields.service_tier or "default",
-            "metadata": fields.metadata or {},
+            "metadata": fields.metadata,
             "user": fields.user,
             "safety_identifier": fields.safety_identifier,
             "prompt_cache_key": fields.prompt_cache_key,

@@ -12,15 +12,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, Strict, StrictBool, StrictStr, field_validator
 
 from quire.errors import InvalidRequest
+from quire.openai.metadata import metadata_of
 from quire.wire.body_fields import UNSUPPORTED_IN_RESPONSES, changes_nothing, why_refused
 from quire.wire.logprobs import MAX_TOP_LOGPROBS
 from quire.wire.refusals import FaultWithin, validated
 from quire.wire.sampling import SamplingParams
-
-#: As in OpenAI's API.
-MAX_METADATA = 16
-MAX_METADATA_KEY = 64
-MAX_METADATA_VALUE = 512
 
 #: The longest name of a user, a key or an earlier response.
 MAX_NAME_LENGTH = 256
@@ -92,7 +88,7 @@ class Fields(BaseModel):
     background: StrictBool | None = None
     stream: StrictBool | None = None
     stream_options: StreamOptions | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, str] = Field(default_factory=dict)
     max_output_tokens: _Count | None = None
     max_tool_calls: _Count | None = None
     top_logprobs: Annotated[int, Strict(), Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
@@ -107,19 +103,6 @@ class Fields(BaseModel):
     user: _Name | None = None
     safety_identifier: _Name | None = None
     prompt_cache_key: _Name | None = None
-
-    @field_validator("metadata")
-    @classmethod
-    def _small_metadata(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
-        if len(value or ()) > MAX_METADATA:
-            raise ValueError(f"must have at most {MAX_METADATA} keys")
-        for key, text in (value or {}).items():
-            if len(key) > MAX_METADATA_KEY:
-                raise ValueError(f"must have keys of at most {MAX_METADATA_KEY} characters")
-            if not isinstance(text, str) or len(text) > MAX_METADATA_VALUE:
-                message = f"must be a string of at most {MAX_METADATA_VALUE} characters"
-                raise FaultWithin(key, message)
-        return value
 
     @field_validator("include")
     @classmethod
@@ -154,6 +137,7 @@ def read_fields(body: Mapping[str, Any]) -> tuple[Fields, dict[str, Any]]:
     if isinstance(own.get("truncation"), str) and own["truncation"] == "auto":
         message = "must be disabled: Quire never drops a part of an input"
         raise InvalidRequest("body.truncation", message)
+    own["metadata"] = metadata_of(own.get("metadata"))
     fields = validated(Fields, own, prefix="body.")
     if fields.input is None:
         raise InvalidRequest("body.input", "is missing")

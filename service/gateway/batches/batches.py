@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from quire.batch.lines import LINE_KINDS
 from quire.errors import InvalidRequest
+from quire.openai.metadata import metadata_of
 from quire.openai.requests import parse_body
 from quire.transport.script_calls import Argument
 from quire.wire.protocol import Priority
@@ -19,7 +20,6 @@ from service.gateway.batches.bodies import (
     full,
     json_answer,
     lines_of_requests,
-    metadata_of,
     refuse_unknown,
     unknown,
 )
@@ -182,6 +182,7 @@ class BatchRoutes:
 def _fields_of(body: Mapping[str, Any]) -> dict[str, Argument]:
     """The fields of the record that come from the body. InvalidRequest."""
     refuse_unknown(body, FIELDS)
+    metadata = body.get("metadata")
     endpoint = body.get("endpoint")
     if not isinstance(endpoint, str) or endpoint not in LINE_KINDS:
         raise InvalidRequest("body.endpoint", f"must be one of {', '.join(LINE_KINDS)}")
@@ -190,7 +191,7 @@ def _fields_of(body: Mapping[str, Any]) -> dict[str, Argument]:
     return {
         "endpoint": endpoint,
         "completion_window": str(body["completion_window"]),
-        "metadata": json.dumps(metadata_of(body.get("metadata"))),
+        "metadata": json.dumps(metadata_of(metadata) if metadata is not None else None),
         "output_seconds": seconds or 0,
     }
 

@@ -7,13 +7,9 @@ from typing import Any
 from starlette.responses import Response
 
 from quire.errors import InvalidRequest
-from quire.wire.codec import pack
 from service.gateway.complete_answers import CompleteAnswer
 from service.gateway.refusals import Refusal, Refused
 from service.shared.batches.records import expiry_seconds
-
-#: The limits of OpenAI for the metadata of a batch.
-MAX_PAIRS, MAX_KEY_LENGTH, MAX_VALUE_LENGTH = 16, 64, 512
 
 #: The names of `expires_after` in a form.
 _EXPIRY = {"expires_after[anchor]": "anchor", "expires_after[seconds]": "seconds"}
@@ -40,22 +36,6 @@ def expiry_of_form(fields: dict[str, str]) -> int | None:
     if seconds.isascii() and seconds.isdigit() and len(seconds) < 16:
         given["seconds"] = int(seconds)
     return expiry_seconds(given, name="expires_after")
-
-
-def metadata_of(value: object) -> Mapping[str, str] | None:
-    """The metadata of a batch: a small map of texts, or null. InvalidRequest."""
-    if value is None:
-        return None
-    if not isinstance(value, Mapping) or len(value) > MAX_PAIRS:
-        raise InvalidRequest("body.metadata", f"must be a map of at most {MAX_PAIRS} texts")
-    for name, text in value.items():
-        if len(name) > MAX_KEY_LENGTH:
-            raise InvalidRequest("body.metadata", f"names have at most {MAX_KEY_LENGTH} characters")
-        if not isinstance(text, str) or len(text) > MAX_VALUE_LENGTH:
-            message = f"must be a text of at most {MAX_VALUE_LENGTH} characters"
-            raise InvalidRequest(f"body.metadata.{name}", message)
-    pack(value, field="body.metadata")
-    return dict(value)
 
 
 def lines_of_requests(requests: object) -> Iterable[bytes]:

@@ -1,4 +1,4 @@
-"""Lines of a batch whose outputs call functions."""
+"""Lines of a batch whose outputs call functions, and what lines of chats keep."""
 
 import json
 
@@ -67,3 +67,17 @@ def test_the_tokens_of_lines_are_added_up_with_those_that_are_reasoning() -> Non
     thought = {"completion_tokens_details": {"reasoning_tokens": 3}}
     total = TokenCounts.of(usage) + TokenCounts.of(usage | thought)
     assert total == TokenCounts(14, 8, 10, 3)
+
+
+def test_the_metadata_of_a_line_is_in_its_answer() -> None:
+    line = line_of(metadata={"row": "7"}, store=True)
+    completion = make_completion("batch-x", text="x", finish_reason=FinishReason.EOS)
+    assert response_body(line, [completion])["metadata"] == {"row": "7"}
+    assert "metadata" not in response_body(line_of(), [completion])
+
+
+def test_a_line_with_wrong_metadata_is_bad() -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "metadata": {"row": 7}}
+    wrong = {"custom_id": "a", "url": "/v1/chat/completions", "body": body}
+    bad = parse_line(json.dumps(wrong), number=1, batch="b")
+    assert not isinstance(bad, BatchLine) and "body.metadata.row" in bad.message

@@ -124,7 +124,7 @@ def test_a_worker_that_refuses_a_prompt_is_told_with_the_place_of_that_prompt(ga
 @pytest.mark.parametrize("prompts", [None, 0, -1, 3, "2", True])
 def test_a_record_that_says_nothing_good_of_its_prompts_is_of_one(prompts):
     record = CallRecord("req-1", "completions", num_choices=2)
-    metadata = record.metadata()
+    metadata = record.to_metadata()
     metadata[METADATA_KEY]["prompts"] = prompts
     assert CallRecord.from_metadata("req-1", metadata, 0) == record
     del metadata[METADATA_KEY]["prompts"]
@@ -134,7 +134,7 @@ def test_a_record_that_says_nothing_good_of_its_prompts_is_of_one(prompts):
 @pytest.mark.parametrize("choices", [10**9, MAX_CHOICES + 1, 0, -1, True, 2.0, "2", None])
 def test_a_record_with_choices_that_no_gateway_writes_is_of_one_completion(choices):
     """Its producer may have written anything there; each choice would be looked for."""
-    metadata = CallRecord("req-1", "chat.completions", num_choices=2, model="m").metadata()
+    metadata = CallRecord("req-1", "chat.completions", num_choices=2, model="m").to_metadata()
     metadata[METADATA_KEY]["choices"] = choices
     record = CallRecord.from_metadata("req-1", metadata, 7)
     assert record == CallRecord("req-1", "completions", created=7)
@@ -143,4 +143,4 @@ def test_a_record_with_choices_that_no_gateway_writes_is_of_one_completion(choic
 
 def test_a_record_of_as_many_choices_as_a_call_may_have_is_of_all():
     record = CallRecord("req-1", "completions", num_choices=MAX_CHOICES, digest="d")
-    assert CallRecord.from_metadata("req-1", record.metadata(), 7) == record
+    assert CallRecord.from_metadata("req-1", record.to_metadata(), 7) == record
