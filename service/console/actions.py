@@ -14,14 +14,19 @@ from quire.queue.control.controlling import MAX_REASON_LENGTH
 from quire.queue.control.limits import QueueLimits
 from quire.queue.rank.fairness import Fairness
 from quire.queue.roles import Operator
+from quire.queue.submit.routing import check_group_name
 from quire.wire.arguments import MAX_AHEAD_SECONDS
 from quire.wire.protocol import is_tenant_name
 from quire.wire.sizes import MAX_TOKENS_PER_REQUEST
+from service.console.reading.groups import open_members
 from service.console.reading.letters import letter_with
 from service.console.reading.queue import RETRY_SECONDS, QueueReading
 from service.shared.batches import ledger
 from service.shared.batches.ledger import Ledger
 from service.shared.batches.records import BATCH_ID
+
+#: The most requests of a group that one form cancels: more would take longer than a person waits.
+MAX_CANCELLED = 2000
 
 #: The largest number of a limit.
 MAX_LIMIT = 10**12
@@ -110,6 +115,23 @@ def cancel(queue: QueueReading, fields: Fields) -> Done:
     state = queue.operator_of(request_id).cancel(request_id)
     says = "Its worker ends it at its next commit." if state == "running" else f"It is {state}."
     return Done(f"The cancel was accepted. {says}", f"/requests/{request_id}")
+
+
+def cancel_group(queue: QueueReading, fields: Fields) -> Done:
+    """Cancels the requests of a group that have not ended: the first MAX_CANCELLED of them."""
+    name = check_group_name(fields.text("group"))
+    num_cancelled = num_running = 0
+    for shard, members in list(open_members(queue, name, most=MAX_CANCELLED)):
+        states = queue.operators[shard].cancel_many(members).values()
+        num_cancelled += len(states)
+        num_running += sum(state == "running" for state in states)
+    notice = f"The cancel of {num_cancelled:,} requests was accepted."
+    if num_running:
+        notice += f" {num_running:,} of them run: their workers end them at their next commit."
+    num_open = sum(broker.num_open_members(name) for broker in queue.operators) - num_running
+    if num_open > 0:
+        notice += f" {num_open:,} more are open: cancel the group again."
+    return Done(notice, f"/groups/{name}")
 
 
 def requeue(queue: QueueReading, fields: Fields) -> Done:
@@ -206,6 +228,7 @@ ACTIONS: Mapping[str, Action] = {
     "limits": set_limits,
     "tenant": set_tenant,
     "cancel-batch": cancel_batch,
+    "cancel-group": cancel_group,
 }
 
 

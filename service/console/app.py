@@ -197,8 +197,11 @@ class Console:
         return HTMLResponse(self._views.page("front.html", context))
 
     async def _find(self, request: Request, _: Visit) -> Response:
-        """Leads to the page of a request; the id comes from the form in the menu."""
+        """Leads to the page of a request or of a group; its name comes from a form."""
         name = self._queue_in(request.query_params.get("queue", "")).queue.name
+        group = request.query_params.get("group", "").strip()
+        if group:
+            return RedirectResponse(f"/queues/{name}/groups/{quote(group, safe=':')}", 303)
         wanted = request.query_params.get("id", "").strip()
         if not wanted:
             return RedirectResponse(f"/queues/{name}/requests", 303)

@@ -8,14 +8,17 @@ from typing import Any, NamedTuple
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from quire.queue.submit.routing import check_group_name
 from quire.queue.view.inspection import inspect_memory
 from quire.queue.view.view import Part
 from quire.wire.protocol import MAX_REQUEST_ID_LENGTH, REQUEST_ID_PATTERN
 from service.console.plots import plots_of
 from service.console.reading import lists
 from service.console.reading.batches import batches_of
+from service.console.reading.groups import group_of, groups_of
 from service.console.reading.history import History
 from service.console.reading.letters import letters_of
+from service.console.reading.newest import place_of
 from service.console.reading.numbers import refusing_huge_numbers
 from service.console.reading.queue import QueueReading
 from service.console.reading.request import life_of
@@ -30,8 +33,6 @@ MAX_TENANTS = 100
 #: The ends on the overview.
 NUM_RECENT = 8
 
-_CURSOR = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
-
 
 class Watched(NamedTuple):
     """A queue, and what it did in the last hour."""
@@ -45,6 +46,7 @@ class Parameters:
     """What the address of a page says beside the queue. Equal ones show the same page."""
 
     request_id: str = ""
+    group: str = ""
     state: str = "running"
     shard: int = 0
     offset: int = 0
@@ -59,13 +61,15 @@ Read = Callable[[Watched, Parameters], Context]
 class PageKind:
     """One kind of page. `path` is below that of its queue; `title` is empty outside the menu.
 
-    `has_output`: an open page also gets the output of its request as it grows.
+    `parent` is the page of the menu that leads to it. `has_output`: an open page also gets the
+    output of its request as it grows.
     """
 
     name: str
     path: str
     read: Read
     title: str = ""
+    parent: str = ""
     has_output: bool = False
 
     @property
@@ -107,6 +111,16 @@ def request(watched: Watched, parameters: Parameters) -> Context:
     return {"life": life, "events": events_of(life), "spans": spans_of(life)}
 
 
+def groups(watched: Watched, _: Parameters) -> Context:
+    """The groups of a queue."""
+    return {"state": groups_of(watched.queue)}
+
+
+def group(watched: Watched, parameters: Parameters) -> Context:
+    """One group. UnknownRequest."""
+    return {"life": group_of(watched.queue, parameters.group, before=parameters.before)}
+
+
 def workers(watched: Watched, _: Parameters) -> Context:
     """The workers of a queue."""
     return {"view": watched.queue.view(Part.SHARDS, Part.CONTROL)}
@@ -135,7 +149,9 @@ def batches(watched: Watched, _: Parameters) -> Context:
 PAGES = (
     PageKind("overview", "", overview, "Overview"),
     PageKind("requests", "/requests", requests, "Requests"),
-    PageKind("request", "/requests/{id}", request, has_output=True),
+    PageKind("request", "/requests/{id}", request, parent="requests", has_output=True),
+    PageKind("groups", "/groups", groups, "Groups"),
+    PageKind("group", "/groups/{group}", group, parent="groups"),
     PageKind("workers", "/workers", workers, "Workers"),
     PageKind("dead", "/dead", dead, "Dead letters"),
     PageKind("batches", "/batches", batches, "Batches"),
@@ -148,6 +164,7 @@ def parameters_of(request: Request, *, num_shards: int) -> Parameters:
     query, path = request.query_params, request.path_params
     found = Parameters(
         request_id=path.get("id", ""),
+        group=path.get("group", ""),
         state=query.get("state", "running"),
         shard=_number(query.get("shard", "0"), most=num_shards - 1),
         offset=_number(query.get("offset", "0"), most=lists.MAX_OFFSET),
@@ -156,9 +173,11 @@ def parameters_of(request: Request, *, num_shards: int) -> Parameters:
     is_id = re.fullmatch(REQUEST_ID_PATTERN, found.request_id)
     if "id" in path and (not is_id or len(found.request_id) > MAX_REQUEST_ID_LENGTH):
         raise HTTPException(404, "This is not the id of a request.")
+    if "group" in path:
+        check_group_name(found.group)
     if found.state not in STATES:
         raise HTTPException(404, "There is no such list of requests.")
-    if found.before is not None and not _CURSOR.fullmatch(found.before):
+    if found.before is not None and place_of(found.before) is None:
         raise HTTPException(404, "There is no such place in the list.")
     return found
 

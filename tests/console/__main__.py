@@ -55,6 +55,7 @@ def paths() -> list[str]:
     lives = [
         f"/queues/default/requests/{one}" for one in (stage.RESUMED, stage.RUNNING, stage.ENDED)
     ]
+    found.append(f"/queues/default/groups/{stage.NIGHTLY}")
     return [*found, *lists, *lives, "/queues/default/requests/nobody"]
 
 

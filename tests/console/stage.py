@@ -24,6 +24,8 @@ HOSTILE = (
 )
 #: A request that has run on two workers, and one that runs on.
 RESUMED, RUNNING, ENDED = "report~resumed", "report~running", "report~ended"
+#: The group of these, and one with all that waits.
+GROUP, NIGHTLY = "report", "nightly"
 WORDS = ("the", "pages", "of", "a", "quire", "are", "gathered", "and", "bound", "into", "one")
 TENANTS = ("acme", "globex", "initech", "umbrella")
 
@@ -104,7 +106,7 @@ def play(broker: Broker, *, num_waiting: int, num_running: int, num_ended: int) 
         [item(one.claim, 0, words(number, 60)) for number, one in
          enumerate(claim(broker, num_running))]
     )  # fmt: skip
-    submit(broker, num_waiting, name="wait")
+    submit(broker, num_waiting, name=f"{NIGHTLY}~row")
     for number in range(3):
         later = broker.now_ms() + 3_600_000 * (number + 1)
         broker.submit(request(f"later-{number}", number=number, not_before_ms=later))

@@ -116,7 +116,7 @@ def _running(keys: Keys, *, offset: int) -> Procedure[Page]:
     times = [int(value) if _is_number(value) else 0 for value in claimed]
     ordered = sorted(zip(times, ids, strict=True))
     shown = [one for _, one in ordered[offset : offset + PAGE_SIZE]]
-    rows = yield from _rows(keys, shown, has_text=True)
+    rows = yield from rows_of(keys, shown, has_text=True)
     return Page(rows, offset, len(ids), num_left_out=max(0, int(total) - len(ids)))
 
 
@@ -131,7 +131,7 @@ def _waiting(keys: Keys, *, offset: int) -> Procedure[Page]:
         before += int(sizes[level])
     found = (yield RoundTrip(tuple(reads), keeps_errors=True)) if reads else []
     ids = [one for part in found if isinstance(part, list) for one in part]
-    rows = yield from _rows(keys, ids, has_text=False)
+    rows = yield from rows_of(keys, ids, has_text=False)
     return Page(rows, offset, sum(map(int, sizes)))
 
 
@@ -143,7 +143,7 @@ def _scheduled(keys: Keys, *, offset: int) -> Procedure[Page]:
         )
     )
     due = {_text(name): int(score) for name, score in found}
-    rows = yield from _rows(keys, [name for name, _ in found], has_text=False, since=due)
+    rows = yield from rows_of(keys, [name for name, _ in found], has_text=False, since=due)
     return Page(rows, offset, int(total))
 
 
@@ -162,14 +162,14 @@ def _ended(keys: Keys, *, before: str | None) -> Procedure[EndsPage]:
     return EndsPage(ends, ms_of(time), older)
 
 
-def _rows(
+def rows_of(
     keys: Keys,
     ids: Sequence[bytes],
     *,
     has_text: bool,
     since: Mapping[str, int] | None = None,
 ) -> Procedure[list[Row]]:
-    """The rows of these requests, in one round trip."""
+    """The rows of these requests of a shard, in one round trip. `since`: when each is due."""
     names = [_text(one) for one in ids]
     asked: list[Any] = []
     for name in names:

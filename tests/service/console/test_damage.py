@@ -23,7 +23,7 @@ NUM_QUEUES = int(os.environ.get("QUIRE_TEST_CONSOLE_DAMAGE", "12"))
 
 def looks() -> list[tuple[object, Parameters]]:
     """Every page, with every list of the requests."""
-    plain = [(page, Parameters(request_id=stage.ENDED)) for page in PAGES]
+    plain = [(page, Parameters(request_id=stage.ENDED, group=stage.GROUP)) for page in PAGES]
     lists = [(page, Parameters(state=one)) for page in PAGES for one in STATES
              if page.name == "requests"]  # fmt: skip
     others = [(page, Parameters(request_id=name)) for page in PAGES

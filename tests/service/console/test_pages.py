@@ -14,7 +14,8 @@ from tests.service.builders import eventually
 from tests.service.console.builders import ConsoleThread
 
 PAGES = (
-    *("", "/workers", "/dead", "/batches", "/limits"),
+    *("", "/workers", "/dead", "/batches", "/limits", "/groups"),
+    *(f"/groups/{name}" for name in (stage.GROUP, stage.NIGHTLY)),
     *("/requests", *(f"/requests?state={state}" for state in ("waiting", "scheduled", "ended"))),
     *(f"/requests/{name}" for name in (stage.RESUMED, stage.ENDED, "later-1")),
 )

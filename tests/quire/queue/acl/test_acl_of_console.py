@@ -37,7 +37,8 @@ def test_an_observer_reads_every_page(queue_as, real_broker, played):
     history.read()
     for page in PAGES:
         for state in ("running", "waiting", "scheduled", "ended"):
-            page.read(Watched(queue, history), Parameters(request_id=stage.ENDED, state=state))
+            asked = Parameters(request_id=stage.ENDED, group=stage.GROUP, state=state)
+            page.read(Watched(queue, history), asked)
     assert piece_after(queue.brokers[0], stage.ENDED, 0).has_ended
 
 
@@ -55,18 +56,20 @@ def test_an_operator_does_everything_and_an_observer_nothing(queue_as, real_brok
         real_broker.submit(make_request(id=name))
         real_broker.dead_letter(claim_next(real_broker).claim, "tired")
     letters = [f"0:{one.entry_id}" for one in real_broker.dead_letters()]
-    real_broker.submit(make_request(id="c"))
+    real_broker.submit_many([make_request(id=name) for name in ("c", "g~d")])
     limits = {"requests": "9", "fairness": "tokens", "request_timeout": "1", "ends": "7"}
     forms = {
         "pause": [], "resume": [], "drain": [("worker", "w")], "cancel": [("request", "c")],
+        "cancel-group": [("group", "g")],
         "requeue": [("letter", letters[0])], "purge": [("letter", letters[1])],
         "limits": [*limits.items()], "tenant": [("tenant", "t"), ("limit", "1"), ("weight", "2")],
     }  # fmt: skip
     for action, form in forms.items():
         ACTIONS[action](queue, Fields(form))
     assert real_broker.dead_letters() == [] and real_broker.control().limits.requests == 9
+    real_broker.submit(make_request(id="g~e"))
     observer = queue_as("observer")
     forms["limits"] = [("fairness", "none")]
-    for action in ("pause", "drain", "cancel", "limits", "tenant"):
+    for action in ("pause", "drain", "cancel", "cancel-group", "limits", "tenant"):
         form = [("tenant", "t")] if action == "tenant" else forms[action]
         refused(lambda action=action, form=form: ACTIONS[action](observer, Fields(form)))
