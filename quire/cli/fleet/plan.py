@@ -56,11 +56,24 @@ class Speed:
 
 
 @dataclass(frozen=True, slots=True)
+class Price:
+    """Money for workers alone: per hour, and per million output tokens.
+
+    `per_million` spreads the hour over the tokens of the load; None without any. `busy_per_million`
+    is that of a worker which computes all the time, so no plan is below it.
+    """
+
+    per_hour: float
+    per_million: float | None
+    busy_per_million: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What a load needs. `redis_cores` above one core ask for shards on several servers.
 
     `redis_bytes` is for `maxmemory`; `busy_workers` are those that compute all the time, and
-    `workers` leaves room and one to spare.
+    `workers` leaves room and one to spare. `price` is None unless that of a worker is known.
     """
 
     busy_workers: float
@@ -71,10 +84,11 @@ class Plan:
     redis_bytes: int
     redis_cores: float
     redis_servers: int
+    price: Price | None = None
 
 
-def plan_for(load: Load, speed: Speed) -> Plan:
-    """The plan for a load."""
+def plan_for(load: Load, speed: Speed, *, worker_price: float | None = None) -> Plan:
+    """The plan for a load. `worker_price` is money for an hour of one worker, in any currency."""
     seconds = load.output_tokens / speed.output_tokens
     if speed.prompt_tokens is not None:
         seconds += load.prompt_tokens / speed.prompt_tokens
@@ -85,15 +99,28 @@ def plan_for(load: Load, speed: Speed) -> Plan:
     ended_bytes = math.ceil(ended * (ENDED_BYTES + OUTPUT_TOKEN_BYTES * load.output_tokens))
     waiting_bytes = math.ceil(load.waiting * (WAITING_BYTES + prompt_bytes))
     cores = load.requests_per_second * REDIS_SECONDS
+    workers = math.ceil(busy / WORKER_SHARE) + 1
     return Plan(
         busy_workers=busy,
-        workers=math.ceil(busy / WORKER_SHARE) + 1,
+        workers=workers,
         ended_requests=ended,
         ended_bytes=ended_bytes,
         waiting_bytes=waiting_bytes,
         redis_bytes=math.ceil(MEMORY_FACTOR * (ended_bytes + waiting_bytes)),
         redis_cores=cores,
         redis_servers=max(1, math.ceil(cores / REDIS_SHARE)),
+        price=None if worker_price is None else _price(load, busy, workers, worker_price),
+    )
+
+
+def _price(load: Load, busy: float, workers: int, worker_price: float) -> Price:
+    millions_per_hour = load.requests_per_second * load.output_tokens * 3600 / 1e6
+    if not millions_per_hour:
+        return Price(workers * worker_price, None, None)
+    return Price(
+        workers * worker_price,
+        workers * worker_price / millions_per_hour,
+        busy * worker_price / millions_per_hour,
     )
 
 
@@ -117,6 +144,8 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--waiting", type=positive, default=1000, metavar="N", help="most that wait at once [1000]"
     )
+    help_ = "money per hour of one worker, in any currency; unset: no row of money"
+    parser.add_argument("--worker-price", type=not_negative, metavar="N", help=help_)
     add_json(parser)
 
 
@@ -129,7 +158,8 @@ def run_plan(arguments: argparse.Namespace, console: Console) -> int:
         arguments.kept,
         arguments.waiting,
     )
-    plan = plan_for(load, Speed(max(arguments.worker_speed, 1e-9), arguments.prompt_speed or None))
+    speed = Speed(max(arguments.worker_speed, 1e-9), arguments.prompt_speed or None)
+    plan = plan_for(load, speed, worker_price=arguments.worker_price)
     if console.is_json:
         console.data(plan)
         return EXIT_OK
@@ -141,8 +171,18 @@ def run_plan(arguments: argparse.Namespace, console: Console) -> int:
         ("Redis cores", f"{plan.redis_cores:.2f}", f"{REDIS_SECONDS * 1e6:.0f} us per request"),
         ("Redis servers", plan.redis_servers, f"{REDIS_SHARE:.0%} of a core each; one per shard"),
     ]
+    if (price := plan.price) is not None:
+        rows.append(("money per hour", money(price.per_hour), f"{plan.workers} workers"))
+        if price.per_million is not None and price.busy_per_million is not None:
+            least = f"output tokens; {money(price.busy_per_million)} if all workers were busy"
+            rows.append(("money per million", money(price.per_million), least))
     console.table(("what", "needed", "because"), rows)
     return EXIT_OK
+
+
+def money(amount: float) -> str:
+    """The amount to three digits, or to the whole unit: `0.0557`, `1.2`, `1,254`."""
+    return f"{amount:.3g}" if amount < 1000 else f"{amount:,.0f}"
 
 
 def size(num_bytes: int) -> str:

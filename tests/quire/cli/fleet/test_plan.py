@@ -5,7 +5,7 @@ import json
 import pytest
 
 from quire.cli.exit_codes import EXIT_OK, EXIT_USAGE
-from quire.cli.fleet.plan import Load, Speed, plan_for, size
+from quire.cli.fleet.plan import Load, Speed, money, plan_for, size
 
 #: Ten words.
 FEW = 13
@@ -36,6 +36,30 @@ def test_one_server_of_redis_has_a_limit():
     few, many = (plan_for(Load(rate, FEW, 1, 0.0), SPEED) for rate in (1_000.0, 5_000.0))
     assert (few.redis_servers, many.redis_servers) == (1, 4)
     assert few.redis_cores == pytest.approx(0.35)
+
+
+def test_the_price_of_a_million_tokens_is_that_of_all_workers_over_the_tokens_of_an_hour():
+    # 3.6 million tokens an hour from 3 workers, of which one could compute them all.
+    price = plan_for(Load(10.0, FEW, 100, 0.0), SPEED, worker_price=0.6).price
+    assert price is not None
+    assert price.per_hour == pytest.approx(1.8)
+    assert (price.per_million, price.busy_per_million) == pytest.approx((0.5, 0.6 / 3.6))
+    nothing = plan_for(Load(0.0, FEW, 100, 0.0), SPEED, worker_price=0.6).price
+    assert nothing is not None and (nothing.per_hour, nothing.per_million) == (0.6, None)
+    assert plan_for(Load(10.0, FEW, 100, 0.0), SPEED).price is None
+
+
+def test_the_command_tells_money_only_where_it_knows_a_price(quire):
+    assert "money" not in quire("plan")[1]
+    assert json.loads(quire("plan", "--json")[1])["price"] is None
+    shown = quire("plan", "--rate", "10", "--output-tokens", "100", "--worker-price", "0.6")[1]
+    assert "money per hour" in shown and "if all workers were busy" in shown
+    assert "per million" not in quire("plan", "--rate", "0", "--worker-price", "1")[1]
+
+
+@pytest.mark.parametrize(("amount", "text"), [(0.05571, "0.0557"), (1.2, "1.2"), (1254.4, "1,254")])
+def test_amounts_are_as_long_as_a_decision_needs(amount, text):
+    assert money(amount) == text
 
 
 def test_the_command_prints_a_table_or_json(quire):
