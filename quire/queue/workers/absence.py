@@ -19,7 +19,7 @@ FIRST_SHARD = 0
 
 
 def absence(keys: Keys) -> Procedure[str | None]:
-    """Why no worker will take a request, as a clause; None if a worker may take it at any time.
+    """Why no worker takes a request now, as a clause; None if a worker may take it at any time.
 
     Also None if this Redis user may not read the registry; a producer may not. One round trip that
     reads a few small keys.
@@ -47,6 +47,9 @@ def _reason(
     if alive:
         if all(worker.is_draining for worker in alive):
             return f"every worker of {_name(keys)} drains, and takes nothing new"
+        if all(worker.is_loading or worker.is_draining for worker in alive):
+            first = next(worker for worker in alive if worker.is_loading)
+            return f"{first.name} of {_name(keys)} still loads its model"
         return None
     others = [worker.name for worker in elsewhere if worker.is_alive]
     if others:

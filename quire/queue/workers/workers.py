@@ -60,6 +60,11 @@ class WorkerInfo:
         return self.state == "ready"
 
     @property
+    def is_loading(self) -> bool:
+        """Whether the worker will take requests once its model is in memory."""
+        return self.state == "loading"
+
+    @property
     def is_draining(self) -> bool:
         """Whether the worker finishes or releases its requests, and takes no new ones."""
         return self.state == "draining"

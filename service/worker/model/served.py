@@ -22,6 +22,7 @@ from quire.queue.rank.policy import QueuePolicy
 from service.shared.logs import take_over_libraries
 from service.worker.constraints.grammars import Grammars, NoGrammars, load_grammars
 from service.worker.model.adapters import adapters_in
+from service.worker.model.progress import Loading
 from service.worker.model.text import ModelTokenizer
 from service.worker.model.vectors import ServedVectors
 from service.worker.observe.metrics import MemoryReader
@@ -111,20 +112,22 @@ def load_model(settings: Settings) -> ServedModel:
     Raises:
         ModelRefused: this model cannot be served here; the message has the reason.
     """
-    if settings.engine == "vllm":
-        return _load_vllm(settings)
-    if (task := _task_of(settings)) != "generate":
-        return _load_pooler(settings, task)
-    try:
-        from transformers.utils.logging import disable_progress_bar
+    with Loading(settings) as loading:
+        if settings.engine == "vllm":
+            return _load_vllm(settings)
+        if (task := _task_of(settings)) != "generate":
+            return _load_pooler(settings, task, loading)
+        return _load_decoder(settings, loading)
 
+
+def _load_decoder(settings: Settings, loading: Loading) -> ServedModel:
+    """Load the model of `settings` that generates."""
+    try:
         from engine.model.load.load_runner import load_runner
     except ModuleNotFoundError as error:
         raise ModelRefused(f"no model can be loaded: the module {error.name} is missing") from error
 
-    # The log has one event per line, so that programs can read it.
-    disable_progress_bar()  # type: ignore[no-untyped-call]
-    take_over_libraries()
+    loading.follow_transformers()
     runner = load_runner(
         settings.model_source,
         dtype=settings.dtype,
@@ -171,17 +174,14 @@ def _task_of(settings: Settings) -> str:
     return "generate" if settings.task == "auto" else settings.task
 
 
-def _load_pooler(settings: Settings, task: str) -> ServedModel:
+def _load_pooler(settings: Settings, task: str, loading: Loading) -> ServedModel:
     """Load the model of `settings` for embeddings, or for the scores of its head."""
     try:
-        from transformers.utils.logging import disable_progress_bar
-
         from engine.model.load.load_pooler import load_classifier, load_embedder
     except ModuleNotFoundError as error:
         raise ModelRefused(f"no model can be loaded: the module {error.name} is missing") from error
 
-    disable_progress_bar()  # type: ignore[no-untyped-call]
-    take_over_libraries()
+    loading.follow_transformers()
     sizes: dict[str, Any] = {
         name: getattr(settings, name)
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "dtype", "device")

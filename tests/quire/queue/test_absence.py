@@ -40,14 +40,16 @@ CASES = [
     (["ready"], "a new model", "queue '{queue}' is paused (a new model)"),
     (["ready"], "", "queue '{queue}' is paused"),
     (["ready"], None, None),
-    (["loading"], None, None),
+    (["loading"], None, "worker-1 of queue '{queue}' still loads its model"),
+    (["loading", "draining"], None, "worker-1 of queue '{queue}' still loads its model"),
+    (["loading", "ready"], None, None),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("states", "paused", "told"), CASES)
 def test_what_is_missing_is_told(broker, states, paused, told):
-    for state in states:
-        sign(broker, state)
+    for number, state in enumerate(states, start=1):
+        sign(broker, state, f"worker-{number}")
     if paused is not None:
         broker.pause(paused)
     found = broker.absence()

@@ -2,16 +2,19 @@
 
 import gc
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
+from transformers.utils import logging as transformers_logging
 
 from engine.errors import ModelRefused
+from service.worker.model.progress import Loading
 from service.worker.model.served import load_model
 from service.worker.model.text import ModelTokenizer
 from service.worker.settings.config import EMBEDDED_MODEL
-from tests.service.builders import make_settings
+from tests.service.builders import eventually, make_settings
 
 #: A queue that no test here asks for.
 NOWHERE = ("redis://nowhere", "queue")
@@ -35,6 +38,38 @@ def test_what_was_loaded_is_never_looked_through_for_garbage_again():
     served = load_model(make_settings(*NOWHERE, num_blocks=16))
     assert served.tokenizer.encode_prompt("1+2=")
     assert gc.get_freeze_count() > 10 * len(gc.get_objects())
+
+
+@pytest.mark.usefixtures("unfrozen")
+def test_the_log_says_what_is_loaded_and_how_many_tensors_are_read(monkeypatch):
+    """The library's own description of its bar is what finds the tensors."""
+    followed = []
+    plain = Loading.follow_transformers
+    monkeypatch.setattr(
+        Loading, "follow_transformers", lambda self: (followed.append(self), plain(self))
+    )
+    settings = make_settings(*NOWHERE, num_blocks=16)
+    with capture_logs() as said:
+        load_model(settings)
+    first = next(line for line in said if line["event"] == "loading")
+    assert (first["model"], first["source"]) == (settings.model_name, settings.model_source)
+    assert first["bytes"] == (EMBEDDED_MODEL / "model.safetensors").stat().st_size
+    (loading,) = followed
+    assert loading.num_read == loading.num_tensors > 10
+
+
+def test_a_long_load_says_how_far_it_is_until_it_is_over():
+    settings = make_settings(*NOWHERE)
+    with capture_logs() as said, Loading(settings, interval_seconds=0.001) as loading:
+        eventually(lambda: len(said) > 1)
+        loading.follow_transformers()
+        tensors = iter(transformers_logging.tqdm(range(3), desc="Loading weights"))
+        next(tensors), next(tensors)
+        eventually(lambda: said[-1].get("of"))
+    assert "tensors" not in said[1]
+    assert (said[-1]["event"], said[-1]["tensors"], said[-1]["of"]) == ("loading", 1, 3)
+    assert not [thread for thread in threading.enumerate() if thread.name == "loading"]
+    assert transformers_logging.set_tqdm_hook(None) is None
 
 
 @pytest.mark.usefixtures("unfrozen")
