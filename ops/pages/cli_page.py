@@ -57,11 +57,14 @@ def render_markdown() -> str:
     status = next(verb for verb in VERBS if verb.name == "status")
     lines += _table(one for one in _parser(status)._actions if _is_shared(one))
     for verb in VERBS:
-        lines += ["", f"## quire {verb.name}", "", f"{verb.help[0].upper()}{verb.help[1:]}.", ""]
+        if not verb.passes_on:
+            what = f"{verb.help[0].upper()}{verb.help[1:]}."
+            lines += ["", f"## quire {verb.name}", "", what, "", *_section(_parser(verb))]
+    lines += ["", "## Programs", "", "These verbs pass all their arguments on to a program.", ""]
+    lines += ["| verb | what it does | program |", "|---|---|---|"]
+    for verb in VERBS:
         if verb.passes_on:
-            lines.append(f"Passes all its arguments on to {_PROGRAMS[verb.name]}.")
-        else:
-            lines += _section(_parser(verb))
+            lines.append(f"| `quire {verb.name}` | {verb.help} | {_PROGRAMS[verb.name]} |")
     return "\n".join(lines) + "\n"
 
 

@@ -99,6 +99,12 @@ class Console:
             self.end_progress()
             sys.stderr.write(text + "\n")
 
+    def tell(self, text: str) -> None:
+        """Prints a remark on stderr, with or without a terminal."""
+        self.end_progress()
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
     def complain(self, error: object) -> None:
         """Prints an error on stderr, with or without a terminal."""
         self.end_progress()

@@ -23,7 +23,7 @@ from quire.cli.model_checks import examined_table
 from quire.cli.model_files import examined_model
 from quire.cli.schemes import scheme_hint
 from quire.cli.server_checks import examined_cluster, examined_server
-from quire.cli.sources import values_of_variables, worker_setting
+from quire.cli.sources import program_setting, values_of_variables
 from quire.errors import QuireError
 from quire.queue.repair.losses import Losses, inspect_losses
 from quire.queue.repair.restore import Lost
@@ -52,10 +52,10 @@ TORCH_SECONDS = 120.0
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire doctor`. InvalidRequest for an invalid file of settings."""
-    model = worker_setting(os.environ, "model")
+    model = program_setting(os.environ, "model")
     help_ = "folder or .gguf file to check [as for a worker: QUIRE_MODEL, or abacus]"
     parser.add_argument("--model", default=model, metavar="MODEL", help=help_)
-    table = worker_setting(os.environ, "models_file") or values_of_variables(
+    table = program_setting(os.environ, "models_file") or values_of_variables(
         os.environ, ("models_file",), prefix="QUIRE_GATEWAY_"
     ).get("models_file")
     parser.add_argument(
@@ -92,7 +92,7 @@ def _examine(arguments: argparse.Namespace) -> Iterator[Finding]:
     if not arguments.no_torch:
         yield _torch()
     yield examined_model(arguments.model)
-    preset = worker_setting(os.environ, "preset")
+    preset = program_setting(os.environ, "preset")
     shown = "`quire config show --origin` shows what it sets"
     yield Finding("preset", Verdict.OK, f"{preset}; {shown}" if preset else "none is set here")
 

@@ -8,11 +8,20 @@ import os
 from pathlib import Path
 
 from quire.cli.console import Console, add_json
-from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK
+from quire.cli.exit_codes import EXIT_OK
 from quire.cli.programs import become
+from quire.errors import QuireError
 
-#: Where `quire local` keeps its data.
-_DATA = Path("~/.local/share/quire/redis")
+#: Where `quire local` and `quire serve` keep the data of their server.
+DATA = Path("~/.local/share/quire/redis")
+
+
+class FolderUnusable(QuireError):
+    """The folder cannot have the data of a server; the message says why."""
+
+
+class NoServer(QuireError):
+    """This machine has no program that is a server for Redis; the message says what to install."""
 
 
 def add_schema(parser: argparse.ArgumentParser) -> None:
@@ -37,34 +46,44 @@ def add_local(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire local`."""
     parser.add_argument("--port", type=int, default=6379, help="where it listens [6379]")
     parser.add_argument(
-        "--data", type=Path, default=_DATA, help=f"the folder of its append-only file [{_DATA}]"
+        "--data", type=Path, default=DATA, help=f"the folder of its append-only file [{DATA}]"
     )
 
 
 def run_local(arguments: argparse.Namespace, console: Console) -> int:
     """Replaces this process by a Redis for this machine, whose data outlives it."""
-    from quire.transport.local_redis import INSTALL_HINT, SERVER_OPTIONS, server_program
-
-    if (found := server_program()) is None:
-        console.complain(f"no server is installed: {INSTALL_HINT}")
-        return EXIT_ERROR
-    kind, program = found
     folder = arguments.data.expanduser()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # Kept open by the server. Two servers that append to one file would mix their queues.
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The function takes no names.
-        os.set_inheritable(lock, True)  # noqa: FBT003
-    except BlockingIOError:
-        console.complain(f"another server has its data in {folder}")
-        return EXIT_ERROR
-    except OSError as error:
-        console.complain(f"{folder} cannot be used: {error.strerror}")
-        return EXIT_ERROR
-    options = [part.format(port=arguments.port, directory=folder) for part in SERVER_OPTIONS]
+    kind, command = server_command(arguments.port, folder)
+    # The server inherits it. The function takes no names.
+    os.set_inheritable(lock_of(folder), True)  # noqa: FBT003
     console.note(
         f"{kind} at redis://127.0.0.1:{arguments.port}/0, data in {folder}; Ctrl-C ends it"
     )
-    return become([program, *options, "--appendonly", "yes"])
+    return become(command)
+
+
+def server_command(port: int, folder: Path) -> tuple[str, list[str]]:
+    """The kind of the best server on this machine, and its command line. NoServer."""
+    from quire.transport.local_redis import INSTALL_HINT, SERVER_OPTIONS, server_program
+
+    if (found := server_program()) is None:
+        raise NoServer(f"no server for Redis is installed: {INSTALL_HINT}")
+    kind, program = found
+    options = [part.format(port=port, directory=folder) for part in SERVER_OPTIONS]
+    return kind, [program, *options, "--appendonly", "yes"]
+
+
+def lock_of(folder: Path) -> int:
+    """A file descriptor that has the lock of a folder of data, which it makes. FolderUnusable.
+
+    The server must keep it open: two servers that append to one file would mix their queues.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise FolderUnusable(f"another server has its data in {folder}") from None
+    except OSError as error:
+        raise FolderUnusable(f"{folder} cannot be used: {error.strerror}") from error
+    return lock

@@ -13,19 +13,22 @@ from quire.version import install_hint
 GGUF_LIBRARIES = ("gguf", "accelerate")
 
 
-def examined_model(name: str | None) -> Finding:
-    """Whether the folder or file has what a worker needs. Loads nothing, and asks no hub."""
+def examined_model(name: str | None, *, advice: str = "set --model or QUIRE_MODEL") -> Finding:
+    """Whether the folder or file has what a worker needs. Loads nothing, and asks no hub.
+
+    `advice` is what to do if nothing has the name.
+    """
     if name == "":
         # For instance from an empty shell variable. A worker refuses it, too.
-        return Finding("model", Verdict.FAIL, "its name is empty", "set --model or QUIRE_MODEL")
+        return Finding("model", Verdict.FAIL, "its name is empty", advice)
     folder = Path(name) if name else EMBEDDED_MODEL
     if folder.suffix.lower() == ".gguf":
-        return _gguf_file(folder)
+        return _gguf_file(folder, advice)
     if not folder.is_dir():
-        if name and _may_be_of_hub(name):
+        if name and may_be_of_hub(name):
             return Finding("model", Verdict.WARN, f"{name} is not a folder here; a hub name?")
         verdict = Verdict.FAIL if name else Verdict.WARN
-        return Finding("model", verdict, f"no folder {folder}", "set --model or QUIRE_MODEL")
+        return Finding("model", verdict, f"no folder {folder}", advice)
     missing = []
     if not (folder / "config.json").is_file():
         missing.append("config.json")
@@ -39,7 +42,7 @@ def examined_model(name: str | None) -> Finding:
     return Finding("model", Verdict.OK, f"{folder}, {size / 1e6:.1f} MB of weights")
 
 
-def _gguf_file(file: Path) -> Finding:
+def _gguf_file(file: Path, advice: str) -> Finding:
     """Whether it is a GGUF file, and whether what a worker needs to read it is installed."""
     try:
         with file.open("rb") as stream:
@@ -47,7 +50,7 @@ def _gguf_file(file: Path) -> Finding:
             size = stream.seek(0, 2)
     except OSError as error:
         detail = f"{file} cannot be read: {error.strerror or error}"
-        return Finding("model", Verdict.FAIL, detail, "set --model or QUIRE_MODEL")
+        return Finding("model", Verdict.FAIL, detail, advice)
     if not begins_well:
         advice = "download it again; a folder needs no .gguf at the end of its name"
         return Finding("model", Verdict.FAIL, f"{file} is not a GGUF file", advice)
@@ -59,7 +62,7 @@ def _gguf_file(file: Path) -> Finding:
     return Finding("model", Verdict.OK, detail)
 
 
-def _may_be_of_hub(name: str) -> bool:
+def may_be_of_hub(name: str) -> bool:
     """Whether it is an `<owner>/<model>` that a worker would download from the hub.
 
     Not if a folder named `<owner>` exists here: then the model's name is probably misspelt.

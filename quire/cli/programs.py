@@ -25,6 +25,9 @@ _INSIDE = _PACKAGE / "runtime"
 APPLICATION = _INSIDE if _INSIDE.is_dir() else _PACKAGE.parent
 #: The model of a worker that names none.
 EMBEDDED_MODEL = APPLICATION / "models" / "abacus"
+#: Where a gateway and a console listen; the ports before are those of the worker and the others.
+GATEWAY_PORT = 10_402
+CONSOLE_PORT = 10_405
 
 
 def environment_of_programs(environ: Mapping[str, str]) -> dict[str, str]:

@@ -95,14 +95,17 @@ def _unknown(
             yield variable, name, from_file
 
 
-def worker_setting(environ: Mapping[str, str], name: str) -> str | None:
-    """A setting of a worker, from variables or file; None if neither sets it.
+def program_setting(
+    environ: Mapping[str, str], name: str, *, program: str = "worker"
+) -> str | None:
+    """A setting of a worker, or of another program; None if neither variables nor file set it.
 
     InvalidRequest as for `known_settings`.
     """
-    found: Mapping[str, Any] = values_of_variables(environ, (name,))
+    prefix = ENV_PREFIX if program == "worker" else f"{ENV_PREFIX}{program.upper()}_"
+    found: Mapping[str, Any] = values_of_variables(environ, (name,), prefix=prefix)
     if name not in found:
-        found = read_tables(environ.get("QUIRE_CONFIG_FILE")).get("worker", {})
+        found = read_tables(environ.get("QUIRE_CONFIG_FILE")).get(program, {})
     return str(found[name]) if name in found else None
 
 

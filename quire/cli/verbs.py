@@ -64,6 +64,7 @@ VERBS = (
     Verb("plan", "fleet.plan", "compute how many workers and how much Redis a load needs"),
     Verb("doctor", "doctor", "check Redis, Python, torch and the model folder"),
     Verb("schema", "local", "print the JSON schema of a request"),
+    Verb("serve", "serve.command", "serve a model on this machine, with all that it needs"),
     Verb("local", "local", "run a Redis on this machine: an installed one, or Valkey's package"),
     Verb("config", "programs", "show a worker's settings", passes_on=True),
     Verb("worker", "programs", "run a worker", passes_on=True),

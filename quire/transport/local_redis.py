@@ -172,16 +172,8 @@ class LocalRedis:
                 time.sleep(_POLL_SECONDS)
 
     def _trouble(self, connection: redis.Redis) -> RedisError | str | None:
-        """Why the server cannot be used yet; None if it can."""
-        try:
-            connection.ping()
-            if self._process is None or not self.is_real:
-                return None
-            # Another server may have bound the port first.
-            server: Any = connection.info("server")
-        except RedisError as error:
-            return error
-        return None if server["process_id"] == self._process.pid else "another server has its port"
+        process = self._process if self.is_real else None
+        return trouble_of(connection, None if process is None else process.pid)
 
     def _reason(self, trouble: RedisError | str) -> str:
         if self._process is None:
@@ -198,6 +190,19 @@ class LocalRedis:
     def _refuse_for_a_named_server(self) -> None:
         if self.kind == "url":
             raise RuntimeError(f"the server named by {URL_VARIABLE} was not started here")
+
+
+def trouble_of(connection: redis.Redis, process_id: int | None) -> RedisError | str | None:
+    """Why a server cannot be used yet; None if it can. Its process may be known."""
+    try:
+        connection.ping()
+        if process_id is None:
+            return None
+        # Another server may have bound the port first.
+        server: Any = connection.info("server")
+    except RedisError as error:
+        return error
+    return None if server["process_id"] == process_id else "another server has its port"
 
 
 def server_program() -> tuple[str, str] | None:

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from quire.cli.programs import CONSOLE_PORT
 from service.shared.settings.fields import (
     SPLIT_OR_NONE,
     Networks,
@@ -15,9 +16,6 @@ from service.shared.settings.fields import (
     RetentionSeconds,
 )
 from service.shared.settings.reading import CompanionSettings, Section
-
-#: The next port after that of the notifier.
-CONSOLE_PORT = 10_405
 
 #: A host name as the header `Host` has it, without a port.
 HOST_PATTERN = r"^[a-z0-9]([a-z0-9.-]{0,252}[a-z0-9])?$"

@@ -8,14 +8,12 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from quire.cli.programs import GATEWAY_PORT
 from quire.openai.tools.reasoning import ReasoningSetting
 from service.gateway.http.cors import ORIGIN_PATTERN
 from service.shared.batches.settings import FileSettings
 from service.shared.settings.fields import SPLIT_OR_NONE, Count, Port, QueueName, at_least
 from service.shared.settings.reading import Section
-
-#: The next port after those of the worker and the exporter.
-GATEWAY_PORT = 10_402
 
 Origin = Annotated[str, Field(pattern=ORIGIN_PATTERN)]
 #: How long a gateway waits for a caller.

@@ -264,6 +264,8 @@ class Worker:
             worker=self._settings.worker,
             queue=parts.place.settings.queue,
             model=parts.model,
+            makes="text" if served.vectors is None else served.vectors.kind,
+            has_chats=served.tokenizer.why_no_chat is None,
             fingerprint=served.fingerprint,
             http_host=self._settings.http_host,
             http_port=self.http_port,

@@ -1,0 +1,172 @@
+"""`quire serve` with real processes: it answers, outlives its workers, and loses nothing."""
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from quire import Client
+from quire.transport.local_redis import server_program
+from tests.service.builders import CHECKOUT, PATIENCE_SECONDS, Queue, eventually
+from tests.service.fake_model import expected_tokens
+
+pytestmark = [pytest.mark.real_redis, pytest.mark.processes, pytest.mark.timeout(240)]
+
+#: The same command with a worker that has no model, and needs 20 ms for each token.
+FAKE = (
+    "from quire.cli import main\n"
+    "from quire.cli.serve import plan\n"
+    "plan.WORKER = 'tests.service.fake_worker'\n"
+    "main()"
+)
+NUM_TOKENS = 300
+
+
+class Serve:
+    """The command as a process, and the lines that it has printed."""
+
+    def __init__(self, folder: Path, *flags: str, is_fake: bool = False) -> None:
+        environ = {k: v for k, v in os.environ.items() if not k.startswith("QUIRE_")}
+        environ |= {"OMP_NUM_THREADS": "1", "QUIRE_TEST_STEP_SECONDS": "0.02"}
+        program = ["-c", f"import sys; {FAKE}"] if is_fake else ["-m", "quire.cli"]
+        ports = ("--port", "0", "--console-port", "0", "--redis-port", "0")
+        self.process = subprocess.Popen(
+            [sys.executable, *program, "serve", *flags, "--data", str(folder), *ports],
+            cwd=CHECKOUT,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def line(self, pattern: str, *, number: int = 1) -> re.Match[str]:
+        """The line of the output that fits, or the second that does, once it is there."""
+
+        def found() -> re.Match[str] | None:
+            fits = [one for line in list(self.lines) if (one := re.match(pattern, line))]
+            assert fits[number - 1 :] or self.process.poll() is None, "\n".join(self.lines)
+            return fits[number - 1] if len(fits) >= number else None
+
+        one = eventually(found, pattern, seconds=4 * PATIENCE_SECONDS)
+        assert one is not None
+        return one
+
+    @property
+    def redis_url(self) -> str:
+        return self.line(r"  Redis +(\S+)")[1]
+
+    def worker(self, *, number: int = 1) -> int:
+        """The process of a worker: the one that is ready first, second, ..."""
+        return int(self.line(r"worker-1, process (\d+), is ready", number=number)[1])
+
+    def processes(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def wait(self) -> int:
+        code = self.process.wait(4 * PATIENCE_SECONDS)
+        self._reader.join()
+        return code
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip("\n"))
+
+
+@contextlib.contextmanager
+def serving(folder: Path, *flags: str, is_fake: bool = False) -> Iterator[Serve]:
+    if server_program() is None:
+        pytest.skip("no real Redis to start")
+    serve = Serve(folder, *flags, is_fake=is_fake)
+    try:
+        yield serve
+    finally:
+        serve.process.kill()
+        serve.wait()
+
+
+@pytest.fixture(scope="module")
+def abacus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+    with serving(tmp_path_factory.mktemp("abacus")) as serve:
+        yield serve
+        serve.process.send_signal(signal.SIGINT)
+        assert serve.wait() == 0, "\n".join(serve.lines)
+        assert serve.lines[-1].startswith("drained")
+
+
+def answer_of(call: str) -> dict:
+    """What the gateway answers to a line that begins with `curl`."""
+    words = shlex.split(call)
+    assert words[0] == "curl" and words[2::2] == ["-H", "-d"], call
+    request = urllib.request.Request(words[1], words[5].encode())
+    request.add_header(*words[3].split(": "))
+    with urllib.request.urlopen(request, timeout=60) as response:
+        return json.load(response)
+
+
+def test_the_printed_call_is_answered_and_the_pages_are_there(abacus: Serve):
+    answer = answer_of(abacus.line("curl .*")[0])
+    assert answer["choices"][0]["message"]["content"] == "46"
+    url = abacus.line(r"  console +(\S+)")[1]
+    with urllib.request.urlopen(url, timeout=60) as response:
+        assert b"default" in response.read()
+
+
+def test_a_worker_that_is_killed_in_the_middle_is_replaced_and_no_answer_suffers(abacus: Serve):
+    queue, victim = Queue.at(abacus.redis_url, name="default"), abacus.worker()
+    greedy = {"max_tokens": 300, "temperature": 0}
+    prompts = [
+        {"prompt": f"count: {first} to {first + 50}=", "sampling": greedy}
+        for first in range(100, 164)
+    ]
+    with Client(abacus.redis_url) as client:
+        handles = client.submit_many(prompts)
+        next(iter(handles[0].stream()))
+        os.kill(victim, signal.SIGKILL)
+        eventually(lambda: not psutil.pid_exists(victim))
+        queue.take_all_away()
+        answers = [handle.result(timeout=4 * PATIENCE_SECONDS) for handle in handles]
+        again = [handle.result(timeout=PATIENCE_SECONDS) for handle in client.submit_many(prompts)]
+    assert [answer.text for answer in answers] == [answer.text for answer in again]
+    assert answers[0].text.split() == [str(number) for number in range(100, 151)]
+    assert answers[0].resumes == 1 and again[0].resumes == 0
+    assert abacus.worker(number=2) != victim
+    abacus.line(r"worker-1 was ended by SIGKILL; it is started again as process")
+
+
+def test_a_killed_command_leaves_nothing_and_the_next_one_goes_on(tmp_path: Path):
+    with serving(tmp_path, is_fake=True) as first:
+        first.worker()
+        programs = first.processes()
+        assert len(programs) == 4
+        with Client(first.redis_url) as client:
+            sampling = {"max_tokens": NUM_TOKENS, "seed": 0}
+            handle = client.submit([1, 2, 3], sampling=sampling)
+            next(iter(handle.stream()))
+        first.process.kill()
+        _, alive = psutil.wait_procs(programs, timeout=PATIENCE_SECONDS)
+        assert alive == []
+    with serving(tmp_path, is_fake=True) as second:
+        queue = Queue.at(second.redis_url, name="default")
+        published = queue.published(handle.request_id)
+        assert 0 < published < NUM_TOKENS
+        queue.take_away(handle.request_id)
+        found = queue.result(handle.request_id)
+        assert found.completion.resumes == 1
+        assert found.token_ids == expected_tokens([1, 2, 3], max_tokens=NUM_TOKENS)
+        second.process.send_signal(signal.SIGTERM)
+        assert second.wait() == 0
