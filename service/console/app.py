@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote, urlencode
 
 import structlog
 from starlette.applications import Starlette
@@ -209,7 +209,10 @@ class Console:
 
     async def _show(self, page: PageKind, request: Request, visit: Visit) -> Response:
         watched = self._queue_in(request.path_params["queue"])
-        parameters = parameters_of(request, num_shards=len(watched.queue.brokers))
+        if "" in request.query_params.values():
+            # A form sends its empty fields too; an address that people share has none.
+            return RedirectResponse(_without_empty(request), 303)
+        parameters = parameters_of(request, page, num_shards=len(watched.queue.brokers))
 
         async def context() -> Mapping[str, Any]:
             key = (page.name, watched.queue.name, parameters)
@@ -292,3 +295,9 @@ class Console:
         except (QuireError, TimeoutError):
             return JSONResponse({"ok": False}, 503)
         return JSONResponse({"ok": True})
+
+
+def _without_empty(request: Request) -> str:
+    """The address of a page without the empty fields of its query."""
+    kept = [(name, value) for name, value in request.query_params.multi_items() if value]
+    return f"{quote(request.url.path)}?{urlencode(kept)}" if kept else quote(request.url.path)

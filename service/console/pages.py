@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from starlette.exceptions import HTTPException
@@ -12,9 +12,12 @@ from quire.queue.submit.routing import check_group_name
 from quire.queue.view.inspection import inspect_memory
 from quire.queue.view.view import Part
 from quire.wire.protocol import MAX_REQUEST_ID_LENGTH, REQUEST_ID_PATTERN
+from service.console.filters import filter_of, form_of, query_of
 from service.console.plots import plots_of
 from service.console.reading import lists
 from service.console.reading.batches import batches_of
+from service.console.reading.ends import ended
+from service.console.reading.filters import EVERYTHING, Filter
 from service.console.reading.groups import group_of, groups_of
 from service.console.reading.history import History
 from service.console.reading.letters import letters_of
@@ -51,6 +54,7 @@ class Parameters:
     shard: int = 0
     offset: int = 0
     before: str | None = None
+    wanted: Filter = EVERYTHING
 
 
 Context = dict[str, Any]
@@ -62,7 +66,7 @@ class PageKind:
     """One kind of page. `path` is below that of its queue; `title` is empty outside the menu.
 
     `parent` is the page of the menu that leads to it. `has_output`: an open page also gets the
-    output of its request as it grows.
+    output of its request as it grows. `has_filter`: its address may have the filter of a list.
     """
 
     name: str
@@ -71,6 +75,7 @@ class PageKind:
     title: str = ""
     parent: str = ""
     has_output: bool = False
+    has_filter: bool = False
 
     @property
     def template(self) -> str:
@@ -85,24 +90,29 @@ class PageKind:
 def overview(watched: Watched, _: Parameters) -> Context:
     """The state of a queue, its tenants, its plots and its newest ends."""
     queue, history = watched
-    recent = lists.ended(queue.brokers[0], before=None)
+    recent = ended(queue, before=None, most=NUM_RECENT)
     return {
         "view": queue.view(Part.SHARDS, Part.CONTROL, Part.SHARING, Part.TENANTS),
         "memory": inspect_memory(queue.connection),
         "plots": plots_of(history.samples, sample_seconds=history.sample_seconds),
-        "recent": recent.ends[:NUM_RECENT],
+        "recent": recent.ends,
         "at_ms": recent.at_ms,
     }
 
 
 def requests(watched: Watched, parameters: Parameters) -> Context:
-    """One list of requests of one shard."""
-    broker = watched.queue.brokers[parameters.shard]
-    context: Context = {"states": STATES, "num_shards": len(watched.queue.brokers)}
-    if parameters.state == "ended":
-        return context | {"ends": lists.ended(broker, before=parameters.before)}
+    """One list of requests: of one shard, or the ends of all shards."""
+    queue, state, wanted = watched.queue, parameters.state, parameters.wanted
+    context: Context = {
+        "tabs": {one: query_of(wanted, of=one) for one in STATES},
+        "form": form_of(wanted, of=state),
+        "num_shards": len(queue.brokers),
+    }
+    if state == "ended":
+        return context | {"ends": ended(queue, before=parameters.before, wanted=wanted)}
     read = {"running": lists.running, "waiting": lists.waiting, "scheduled": lists.scheduled}
-    return context | {"list": read[parameters.state](broker, offset=parameters.offset)}
+    broker = queue.brokers[parameters.shard]
+    return context | {"list": read[state](broker, offset=parameters.offset, wanted=wanted)}
 
 
 def request(watched: Watched, parameters: Parameters) -> Context:
@@ -130,7 +140,8 @@ def dead(watched: Watched, parameters: Parameters) -> Context:
     """The dead letters of one shard."""
     broker = watched.queue.brokers[parameters.shard]
     return {
-        "page_of": letters_of(broker, before=parameters.before),
+        "page_of": letters_of(broker, before=parameters.before, wanted=parameters.wanted),
+        "form": form_of(parameters.wanted, of="dead"),
         "num_shards": len(watched.queue.brokers),
     }
 
@@ -148,19 +159,19 @@ def batches(watched: Watched, _: Parameters) -> Context:
 #: The pages of a queue; those with a title are in the menu, in this order.
 PAGES = (
     PageKind("overview", "", overview, "Overview"),
-    PageKind("requests", "/requests", requests, "Requests"),
+    PageKind("requests", "/requests", requests, "Requests", has_filter=True),
     PageKind("request", "/requests/{id}", request, parent="requests", has_output=True),
     PageKind("groups", "/groups", groups, "Groups"),
     PageKind("group", "/groups/{group}", group, parent="groups"),
     PageKind("workers", "/workers", workers, "Workers"),
-    PageKind("dead", "/dead", dead, "Dead letters"),
+    PageKind("dead", "/dead", dead, "Dead letters", has_filter=True),
     PageKind("batches", "/batches", batches, "Batches"),
     PageKind("limits", "/limits", limits, "Limits"),
 )
 
 
-def parameters_of(request: Request, *, num_shards: int) -> Parameters:
-    """The parameters in an address. HTTPException 404 for what no page can have."""
+def parameters_of(request: Request, page: PageKind, *, num_shards: int) -> Parameters:
+    """The parameters in an address. HTTPException 404 for what no page can have, InvalidRequest."""
     query, path = request.query_params, request.path_params
     found = Parameters(
         request_id=path.get("id", ""),
@@ -179,6 +190,9 @@ def parameters_of(request: Request, *, num_shards: int) -> Parameters:
         raise HTTPException(404, "There is no such list of requests.")
     if found.before is not None and place_of(found.before) is None:
         raise HTTPException(404, "There is no such place in the list.")
+    if page.has_filter:
+        of = found.state if page.name == "requests" else page.name
+        found = replace(found, wanted=filter_of(query, of=of))
     return found
 
 

@@ -56,6 +56,12 @@ def paths() -> list[str]:
         f"/queues/default/requests/{one}" for one in (stage.RESUMED, stage.RUNNING, stage.ENDED)
     ]
     found.append(f"/queues/default/groups/{stage.NIGHTLY}")
+    found += [
+        "/queues/default/requests?state=ended&status=failed&error=device&within=1h",
+        "/queues/default/requests?state=waiting&tenant=nobody",
+        f"/queues/default/requests?state=running&model=abacus&group={stage.GROUP}",
+        "/queues/default/dead?error=lost",
+    ]
     return [*found, *lists, *lives, "/queues/default/requests/nobody"]
 
 

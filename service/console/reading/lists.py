@@ -1,4 +1,4 @@
-"""The lists of requests: those that run, wait, are scheduled or have ended, a page at a time."""
+"""The lists of requests of a shard: those that run, wait or are scheduled, a page at a time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,13 +9,15 @@ from quire.keys import Keys
 from quire.queue.clock import ms_of
 from quire.queue.request.status import STATUS_FIELDS, RequestStatus, status_of
 from quire.queue.roles import Observer
+from quire.queue.workers.workers import workers_in
 from quire.transport.procedure import Procedure, RoundTrip, command
-from quire.wire.ends import End
 from quire.wire.output import TokenChunk
 from quire.wire.protocol import Priority
+from service.console.reading.filters import EVERYTHING, NUM_SEARCHED, Filter
 
-#: What a list shows of a record: its status, and since when the request runs.
-_FIELDS = (*STATUS_FIELDS, "claimed_ms")
+#: What a list shows of a record: its status, and since when the request runs. Not the metadata,
+#: which may be long.
+_FIELDS = (*(name for name in STATUS_FIELDS if name != "metadata"), "claimed_ms")
 
 #: The requests of one page.
 PAGE_SIZE = 50
@@ -50,56 +52,52 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Rows from `offset` on, of `total` in this list; `num_left_out` more are in no page of it."""
+    """Rows from `offset` on, of `total` in this list; `num_left_out` more are in no page of it.
+
+    With a filter `num_searched` requests were examined, and of `is_part` only these: those from
+    `offset` on, up to the offset of the next page. Otherwise offset and total count those that are
+    wanted.
+    """
 
     rows: Sequence[Row]
     offset: int
     total: int
     num_left_out: int = 0
+    num_searched: int | None = None
+    is_part: bool = False
 
     @property
     def next_offset(self) -> int | None:
-        following = self.offset + PAGE_SIZE
-        return following if following < self.total else None
+        following = self.offset + ((self.num_searched or 0) if self.is_part else PAGE_SIZE)
+        return following if self.offset < following < self.total else None
 
     @property
     def previous_offset(self) -> int | None:
-        return max(0, self.offset - PAGE_SIZE) if self.offset else None
+        if not self.offset:
+            return None
+        # How far the page before this one has searched is not known: back to the first.
+        return max(0, self.offset - PAGE_SIZE) if not self.is_part else 0
 
 
-@dataclass(frozen=True, slots=True)
-class EndsPage:
-    """Ends, newest first; `older` is the cursor of the next ones, None if there are none."""
-
-    ends: Sequence[End]
-    at_ms: int
-    older: str | None
-
-
-def running(broker: Observer, *, offset: int) -> Page:
+def running(broker: Observer, *, offset: int, wanted: Filter = EVERYTHING) -> Page:
     """The running requests of a shard, the one that was claimed first at first."""
-    return broker.run(_running(broker.keys, offset=offset))
+    return broker.run(_running(broker.keys, offset=offset, wanted=wanted))
 
 
-def waiting(broker: Observer, *, offset: int) -> Page:
+def waiting(broker: Observer, *, offset: int, wanted: Filter = EVERYTHING) -> Page:
     """The queued requests of a shard in the order in which they are due, by class.
 
     Without turns that wait for an earlier turn of their session.
     """
-    return broker.run(_waiting(broker.keys, offset=offset))
+    return broker.run(_waiting(broker.keys, offset=offset, wanted=wanted))
 
 
-def scheduled(broker: Observer, *, offset: int) -> Page:
+def scheduled(broker: Observer, *, offset: int, wanted: Filter = EVERYTHING) -> Page:
     """The scheduled requests of a shard, the one that is due first at first."""
-    return broker.run(_scheduled(broker.keys, offset=offset))
+    return broker.run(_scheduled(broker.keys, offset=offset, wanted=wanted))
 
 
-def ended(broker: Observer, *, before: str | None) -> EndsPage:
-    """The newest ends of a shard, or those before a cursor."""
-    return broker.run(_ended(broker.keys, before=before))
-
-
-def _running(keys: Keys, *, offset: int) -> Procedure[Page]:
+def _running(keys: Keys, *, offset: int, wanted: Filter) -> Procedure[Page]:
     ids, total = yield RoundTrip(
         (
             command("zrange", keys.lease, 0, MAX_RUNNING - 1),
@@ -114,52 +112,82 @@ def _running(keys: Keys, *, offset: int) -> Procedure[Page]:
         keeps_errors=True,
     )
     times = [int(value) if _is_number(value) else 0 for value in claimed]
-    ordered = sorted(zip(times, ids, strict=True))
-    shown = [one for _, one in ordered[offset : offset + PAGE_SIZE]]
-    rows = yield from rows_of(keys, shown, has_text=True)
-    return Page(rows, offset, len(ids), num_left_out=max(0, int(total) - len(ids)))
+    ordered: Sequence[bytes] = [one for _, one in sorted(zip(times, ids, strict=True))]
+    num_searched = None
+    if not wanted.is_empty:
+        num_searched = len(ordered)
+        ordered = yield from _running_wanted(keys, ordered, wanted)
+    rows = yield from rows_of(keys, ordered[offset : offset + PAGE_SIZE], has_text=True)
+    left_out = max(0, int(total) - len(ids))
+    return Page(rows, offset, len(ordered), left_out, num_searched)
 
 
-def _waiting(keys: Keys, *, offset: int) -> Procedure[Page]:
+def _running_wanted(keys: Keys, ids: Sequence[bytes], wanted: Filter) -> Procedure[Sequence[bytes]]:
+    """Those of these running requests that are wanted, in the same order."""
+    models: dict[str, str] = {}
+    if wanted.model:
+        # A record does not name the model: it is that of the worker.
+        (registry,) = yield RoundTrip((command("hgetall", keys.workers),))
+        models = {info.name: info.model for info in workers_in(registry, now_ms=0)}
+    rows = yield from rows_of(keys, ids, has_text=False)
+    wanted = wanted.at(rows[0].at_ms) if rows else wanted
+    return [
+        one
+        for one, row in zip(ids, rows, strict=True)
+        if row.status is not None
+        and wanted.status in ("", str(row.status.activity))
+        and wanted.has_names(row.request_id, row.status.tenant)
+        and wanted.has_time(row.since_ms)
+        and wanted.has_model(models.get(row.status.worker or ""))
+    ]
+
+
+def _waiting(keys: Keys, *, offset: int, wanted: Filter) -> Procedure[Page]:
     sizes = yield RoundTrip(tuple(command("zcard", keys.rank(level)) for level in Priority))
+    most = PAGE_SIZE if wanted.is_empty else NUM_SEARCHED
     reads, before = [], 0
     for level in reversed(Priority):
         first = max(0, offset - before)
-        last = min(int(sizes[level]), offset + PAGE_SIZE - before) - 1
+        last = min(int(sizes[level]), offset + most - before) - 1
         if first <= last:
             reads.append(command("zrange", keys.rank(level), first, last))
         before += int(sizes[level])
     found = (yield RoundTrip(tuple(reads), keeps_errors=True)) if reads else []
     ids = [one for part in found if isinstance(part, list) for one in part]
     rows = yield from rows_of(keys, ids, has_text=False)
-    return Page(rows, offset, sum(map(int, sizes)))
+    return _searched(rows, wanted, offset=offset, total=sum(map(int, sizes)))
 
 
-def _scheduled(keys: Keys, *, offset: int) -> Procedure[Page]:
+def _scheduled(keys: Keys, *, offset: int, wanted: Filter) -> Procedure[Page]:
+    most = PAGE_SIZE if wanted.is_empty else NUM_SEARCHED
     found, total = yield RoundTrip(
         (
-            command("zrange", keys.delay, offset, offset + PAGE_SIZE - 1, withscores=True),
+            command("zrange", keys.delay, offset, offset + most - 1, withscores=True),
             command("zcard", keys.delay),
         )
     )
     due = {_text(name): int(score) for name, score in found}
     rows = yield from rows_of(keys, [name for name, _ in found], has_text=False, since=due)
-    return Page(rows, offset, int(total))
+    return _searched(rows, wanted, offset=offset, total=int(total))
 
 
-def _ended(keys: Keys, *, before: str | None) -> Procedure[EndsPage]:
-    newest = "+" if before is None else f"({before}"
-    found, time = yield RoundTrip(
-        (command("xrevrange", keys.ends, newest, "-", count=PAGE_SIZE), command("time"))
-    )
-    ends = []
-    for entry_id, fields in found:
-        try:
-            ends.append(End.from_entry(entry_id, fields))
-        except ProtocolError:
-            continue
-    older = found[-1][0].decode() if len(found) == PAGE_SIZE else None
-    return EndsPage(ends, ms_of(time), older)
+def _searched(rows: Sequence[Row], wanted: Filter, *, offset: int, total: int) -> Page:
+    """The page of those of these rows that are wanted."""
+    if wanted.is_empty:
+        return Page(rows, offset, total)
+    found, num_searched = [], 0
+    for row in rows:
+        num_searched += 1
+        status = row.status
+        if (
+            status is not None
+            and wanted.has_names(row.request_id, status.tenant)
+            and wanted.at(row.at_ms).has_time(status.submitted_ms)
+        ):
+            found.append(row)
+            if len(found) == PAGE_SIZE:
+                break
+    return Page(found, offset, total, num_searched=num_searched, is_part=True)
 
 
 def rows_of(

@@ -112,6 +112,6 @@ def test_a_reader_that_trusts_its_bytes_would_be_noticed(whole, monkeypatch):
     def read(*_):
         raise ValueError("invalid literal")
 
-    monkeypatch.setattr("service.console.pages.lists.ended", read)
+    monkeypatch.setattr("service.console.pages.ended", read)
     with FakeQuire() as fake:
         assert len(troubles(fake)) == 2
