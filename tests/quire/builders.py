@@ -142,11 +142,18 @@ def queue_keys(connection: redis.Redis, broker: Broker) -> list[bytes]:
 def leaked_keys(connection: redis.Redis, broker: Broker) -> list[str]:
     """Keys of this queue that would stay for ever and are not on the list of those that may."""
     allowed = {f"{broker.keys.prefix}:{name}".encode() for name in WITHOUT_EXPIRY}
-    return [
-        key.decode()
-        for key in queue_keys(connection, broker)
-        if key not in allowed and connection.pttl(key) == -1
-    ]
+    keys = [key for key in queue_keys(connection, broker) if key not in allowed]
+    with connection.pipeline(transaction=False) as pipeline:
+        for key in keys:
+            pipeline.pttl(key)
+        lifetimes = pipeline.execute()
+    return [key.decode() for key, left in zip(keys, lifetimes, strict=True) if left == -1]
+
+
+def remove_queue(connection: redis.Redis, broker: Broker) -> None:
+    """Removes what the queue has left, of one shard."""
+    if keys := queue_keys(connection, broker):
+        connection.delete(*keys)
 
 
 def pass_moment(broker: Broker, moment_ms: int | None = None) -> None:

@@ -25,8 +25,8 @@ from quire.queue.broker import Broker
 from quire.transport.connection import connect
 from quire.transport.local_redis import INSTALL_HINT, URL_VARIABLE, LocalRedis
 from quire.transport.patience import Patience
-from tests.quire.books import misranked, mistold, unbalanced
-from tests.quire.builders import Clockwork, leaked_keys, queue_keys
+from tests.quire.books import Books
+from tests.quire.builders import Clockwork, leaked_keys, remove_queue
 from tests.quire.clusters import cluster  # noqa: F401
 from tests.quire.servers import let_old_server_be_found
 from tests.quire.waiting import Clock
@@ -116,10 +116,9 @@ def queue_of_its_own(connection: redis.Redis) -> Iterator[Callable[..., Broker]]
     plain = Broker(connection, queue=queue)
     plain.ensure_groups()
     yield lambda **settings: Broker(connection, queue=queue, **settings)
-    leaked, wrong = leaked_keys(connection, plain), unbalanced(connection, plain)
-    wrong += misranked(connection, plain) + mistold(connection, plain)
-    for key in queue_keys(connection, plain):
-        connection.delete(key)
+    leaked, books = leaked_keys(connection, plain), Books(connection, plain)
+    wrong = books.unbalanced() + books.misranked() + books.mistold()
+    remove_queue(connection, plain)
     assert not leaked, f"these keys never expire: {leaked}"
     assert not wrong, f"the books are wrong: {wrong}"
 

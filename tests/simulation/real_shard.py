@@ -24,7 +24,7 @@ from quire.queue.request.arguments import call_on
 from quire.queue.request.claims import Claim
 from quire.wire.output import Completion, ErrorInfo
 from quire.wire.protocol import GenerationRequest, Priority
-from tests.quire.builders import Snapshot, make_request, pass_moment, queue_keys
+from tests.quire.builders import Snapshot, make_request, pass_moment, remove_queue
 from tests.simulation import naming
 from tests.simulation.model_state import (
     MISSING,
@@ -59,8 +59,7 @@ def fresh_queue(connection: redis.Redis) -> Iterator[Callable[..., Broker]]:
     try:
         yield lambda **settings: Broker(connection, queue=queue, **settings)
     finally:
-        for key in queue_keys(connection, broker):
-            connection.delete(key)
+        remove_queue(connection, broker)
 
 
 class RealShard:

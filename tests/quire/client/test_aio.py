@@ -20,7 +20,14 @@ from quire.testing.in_memory import FakeQuire, FakeWorker
 from quire.transport.connection import connect
 from quire.transport.connection_async import connect_async
 from quire.transport.retrying_async import MAX_CALLS
-from tests.quire.builders import claim_next, make_item, make_request, queue_keys, text_of, token_at
+from tests.quire.builders import (
+    claim_next,
+    make_item,
+    make_request,
+    remove_queue,
+    text_of,
+    token_at,
+)
 from tests.quire.loop_face import async_twin
 from tests.quire.proxy import wire_to
 
@@ -321,8 +328,7 @@ def test_a_queue_of_many_shards_is_one_queue_for_its_client(real_server, real_br
     assert texts == [str(n) for n in range(30)]
     assert again == "0"
     for broker in brokers[1:]:
-        for key in queue_keys(broker.connection, broker):
-            broker.connection.delete(key)
+        remove_queue(broker.connection, broker)
 
 
 def test_one_shard_that_is_full_does_not_hide_what_the_others_took():

@@ -13,7 +13,7 @@ from quire.queue.claim.claim import Claimed
 from quire.queue.submit.routing import shard_of
 from quire.wire.output import State
 from tests.quire.books import unbalanced
-from tests.quire.builders import leaked_keys, make_item, make_request, queue_keys, read_and_claim
+from tests.quire.builders import leaked_keys, make_item, make_request, read_and_claim, remove_queue
 from tests.quire.loop_face import async_twin
 
 NUM_SHARDS = 3
@@ -28,7 +28,7 @@ def shards(connection, broker):
     yield made
     for shard in made[1:]:
         leaked, wrong = leaked_keys(connection, shard), unbalanced(connection, shard)
-        connection.delete(*queue_keys(connection, shard))
+        remove_queue(connection, shard)
         assert (leaked, wrong) == ([], [])
 
 

@@ -15,7 +15,7 @@ from quire.errors import UnknownRequest
 from quire.queue.broker import Broker
 from quire.queue.request.status import RequestStatus
 from quire.wire.output import Completion, FinishReason, State, TokenChunk
-from tests.quire.books import mistold, unbalanced
+from tests.quire.books import Books, unbalanced
 from tests.quire.builders import WITHOUT_EXPIRY, leaked_keys, read_all, token_ids_of
 from tests.simulation.system.callers import Notes
 from tests.simulation.system.fleet import QUEUE
@@ -135,7 +135,7 @@ def audit_at_rest(
 ) -> list[str]:
     """What is wrong with a world in which everything has ended, as sentences."""
     broken = audit_books(broker)
-    broken += [f"I16: {fault}" for fault in mistold(broker.connection, broker)]
+    broken += [f"I16: {fault}" for fault in Books(broker.connection, broker).mistold()]
     broken += [f"I11: {key} never expires" for key in leaked_keys(broker.connection, broker)]
     broken += not_at_rest(server)
     for wanted in plan.wanted:

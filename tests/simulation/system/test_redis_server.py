@@ -14,7 +14,7 @@ from redis.exceptions import ResponseError
 
 from quire.errors import QuireError
 from quire.queue.broker import Broker
-from tests.quire.builders import claim_next, make_item, make_request, queue_keys
+from tests.quire.builders import claim_next, make_item, make_request, queue_keys, remove_queue
 from tests.simulation.system import threads
 from tests.simulation.system.network import DirectLine, SimulatedConnection, encoded
 from tests.simulation.system.redis_data import ReplyError
@@ -203,8 +203,7 @@ def test_the_shipped_scripts_answer_as_on_a_real_server(real_connection):
     try:
         assert mine == life_of_requests(real)
     finally:
-        for key in queue_keys(real_connection, real):
-            real_connection.delete(key)
+        remove_queue(real_connection, real)
 
 
 def test_a_script_that_fails_is_an_error_reply():
