@@ -1,7 +1,8 @@
-"""Every broker test runs on the in-memory fake with Lua, on a real server, and on an old one.
+"""Every broker test runs on a real server, and on the in-memory fake with Lua or on an old server.
 
 The real server is the best one on this machine; the old one is the oldest that is supported, Redis
-6.2, which comes with a package.
+6.2, which comes with a package. The name of a test draws the other one, so that all tests together
+use both; with QUIRE_TEST_ALL_SERVERS=1 every test runs on all three.
 
 Each test has a queue of its own, so that a server named by its url is never flushed. After the test
 every key of that queue must have an expiry or be one of the few that may stay, and every count must
@@ -11,8 +12,10 @@ equal what it counts.
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import signal
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -35,8 +38,43 @@ from tests.quire.waiting import Clock
 settings.register_profile("whatever it takes", deadline=None)
 settings.load_profile("whatever it takes")
 
+#: Set to anything, every test runs on all servers.
+ALL_SERVERS_VARIABLE = "QUIRE_TEST_ALL_SERVERS"
+
 #: A durable log, so that the server can be killed and come back with its data.
 _SERVER_OPTIONS = {"append_only": True}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if os.environ.get(ALL_SERVERS_VARIABLE):
+        return
+    ours = [(item, *server_and_case(item)) for item in items if is_on_a_server(item)]
+    on_real = {case for _, server, case in ours if server == "real"}
+    # Named alone, without its twin on the real server, a test runs where it is told to.
+    left_out = {
+        item for item, server, case in ours if case in on_real and server == not_drawn(case)
+    }
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
+
+
+def is_on_a_server(item: pytest.Item) -> bool:
+    return hasattr(item, "callspec") and "connection" in item.callspec.params
+
+
+def server_and_case(item: Any) -> tuple[str, str]:
+    """The server, and the name without it, which is that of the same test on all servers."""
+    server = item.callspec.params["connection"]
+    name, _, words = item.nodeid.partition("[")
+    case = words.removesuffix("]").split("-")
+    case.remove(server)
+    return server, "-".join([name, *case])
+
+
+def not_drawn(case: str) -> str:
+    """The server that the test does without."""
+    return ("fake", "old")[zlib.crc32(case.encode()) % 2]
 
 
 @pytest.fixture(scope="session")

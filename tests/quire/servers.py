@@ -22,6 +22,11 @@ from tests.quire.waiting import eventually
 #: How many ports are tried: another process may take a free one before the server does.
 PORT_ATTEMPTS = 5
 
+#: For tests with hundreds of requests, for which the fake needs seconds.
+on_the_real_server = pytest.mark.parametrize(
+    "connection", [pytest.param("real", marks=pytest.mark.real_redis)], indirect=True
+)
+
 
 def real_program() -> str:
     """The path of the best server, or a skip with its reason."""

@@ -168,7 +168,7 @@ def test_a_prompt_of_a_list_that_cannot_be_is_a_bad_line_and_no_other(folder, pr
 @pytest.mark.parametrize("asked", [{}, {"n": 2, "seed": 7}], ids=["alone", "two with a seed"])
 def test_a_line_that_is_nearly_too_long_costs_itself_at_most(folder, asked):
     """Beside its body a message has an id, a tenant and a deadline, a choice also a longer seed."""
-    lengths = range(MAX_MESSAGE_BYTES - 400, MAX_MESSAGE_BYTES + 1, 25)
+    lengths = range(MAX_MESSAGE_BYTES - 400, MAX_MESSAGE_BYTES + 1, 50)
     lines = [ask(str(length), "x" * length, **asked) for length in lengths]
     folder.write(*lines, ask("good"))
     with FakeQuire(answer=lambda _: "one") as fake:

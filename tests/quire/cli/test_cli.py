@@ -1,5 +1,6 @@
 """The `quire` command: data on stdout, exit codes as documented, and nothing heavy loaded."""
 
+import importlib.util
 import io
 import json
 import os
@@ -371,20 +372,26 @@ def test_the_demo_is_in_a_checkout_only(quire, monkeypatch, tmp_path):
     assert (code, out) == (1, "") and "checkout" in err
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize(
-    ("verb", "setting"),
+    ("verb", "module"),
     [
-        ("worker", "max_num_seqs"),
-        ("gateway", "max_open_answers"),
-        ("batcher", "lease_seconds"),
-        ("notifier", "max_posts"),
-        ("exporter", "http_port"),
-        ("console", "max_streams"),
+        ("worker", "service"),
+        *((name, f"service.{name}") for name in ("gateway", "batcher", "notifier")),
+        *((name, f"service.{name}") for name in ("exporter", "console")),
     ],
 )
-def test_a_verb_becomes_the_service_with_all_its_flags(verb, setting):
-    flag = f"--{setting.replace('_', '-')}"
-    command = [sys.executable, "-m", "quire.cli", verb, flag, "zero"]
+def test_a_verb_becomes_the_service_with_all_its_flags(quire, monkeypatch, verb, module):
+    become = []
+    monkeypatch.setattr("os.execve", lambda *arguments: become.append(arguments))
+    quire(verb, "--http-port", "zero")
+    ((program, command, environment),) = become
+    assert command == [program, "-m", module, "--http-port", "zero"]
+    assert environment["PYTHONSAFEPATH"] == "1"
+    assert importlib.util.find_spec(f"{module}.__main__") is not None
+
+
+@pytest.mark.processes
+def test_its_exit_code_and_its_complaint_are_those_of_the_service():
+    command = [sys.executable, "-m", "quire.cli", "exporter", "--http-port", "zero"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and setting in done.stderr
+    assert done.returncode == 2 and "http_port" in done.stderr

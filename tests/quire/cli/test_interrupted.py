@@ -74,9 +74,10 @@ def blocked(connection):
 
 @pytest.mark.parametrize(("flag", "verb"), [("--follow", "tail"), ("--wait", "result")])
 def test_each_request_that_goes_on_is_named_by_a_command_that_works(
-    start, real_broker, real_connection, flag, verb
+    start, quire, monkeypatch, real_broker, real_connection, flag, verb
 ):
     queue = real_broker.keys.queue
+    monkeypatch.delenv("QUIRE_QUEUE")
     # A reader of an earlier test may be blocked for some seconds yet.
     before = blocked(real_connection)
     process = start("submit", "1+1=", "2+2=", "3+3=", flag, "--queue", queue)
@@ -86,7 +87,7 @@ def test_each_request_that_goes_on_is_named_by_a_command_that_works(
     assert [command[0] for command in commands] == [verb, "result", "result"]
     for command in commands:
         assert real_broker.cancel(command[1]) is State.CANCELLED
-        _, told = start(*command).communicate(timeout=60)
+        _, _, told = quire(*command)
         assert f"{command[1]}: cancelled" in told
 
 

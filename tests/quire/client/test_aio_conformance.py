@@ -64,6 +64,12 @@ _BORROWED = _SUITE.keys() - set().union(*_LEFT_OUT.values())
 globals().update({name: test for name, test in _SUITE.items() if name in _BORROWED})
 
 
+@pytest.fixture
+def connection(real_connection):
+    """The suites themselves show what every server does with these commands."""
+    return real_connection
+
+
 @pytest.fixture(params=["event loop", "threads"])
 def client(request, connection, broker, monkeypatch):
     # How often an idle reader looks whether the request is still there.

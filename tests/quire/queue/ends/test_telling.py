@@ -17,6 +17,7 @@ from tests.quire.builders import (
     pass_moment,
     submit_and_claim,
 )
+from tests.quire.servers import on_the_real_server
 
 
 def told(broker):
@@ -107,6 +108,7 @@ def test_a_request_that_expires_unread_is_not_told(broker, connection):
     assert told(broker) == []
 
 
+@on_the_real_server
 def test_operators_set_how_many_ends_are_kept(broker, connection):
     broker.keep_ends(100)
     assert broker.control().ends_kept == 100

@@ -17,6 +17,7 @@ from tests.quire.builders import (
     token_at,
     token_ids_of,
 )
+from tests.quire.servers import on_the_real_server
 
 OK, FENCED = CommitStatus.OK, CommitStatus.FENCED
 REWIND, REPLAYED = CommitStatus.REWIND, CommitStatus.REPLAYED
@@ -140,6 +141,7 @@ def test_a_server_that_forgot_a_claim_fences_its_owner_even_at_the_same_epoch(br
     assert statuses(broker.commit([make_item(heir.claim, 0, 1)])) == [(OK, 1)]
 
 
+@on_the_real_server
 def test_many_items_are_judged_one_by_one_over_several_calls(broker):
     broker.submit_many([make_request(id=f"r{index}") for index in range(600)])
     answers = broker.claim(broker.peek(count=600, block_seconds=0))

@@ -11,6 +11,7 @@ from quire.queue.rank.policy import QueuePolicy
 from quire.wire.output import ErrorInfo
 from tests.quire.builders import Snapshot, claim_next, make_item, make_request
 from tests.quire.queue.repair.test_restore import restore
+from tests.quire.servers import on_the_real_server
 
 SHARED = Fairness(by_tokens=True)
 
@@ -95,6 +96,7 @@ def test_a_tenant_gets_tokens_by_its_weight(broker):
         assert tenants(order(broker)[4 * number : 4 * number + 4]).count("b") == 3
 
 
+@on_the_real_server
 def test_a_tenant_that_returns_is_lifted_to_the_least_active_one(shared):
     """It gets nothing for the time in which it was away, and loses nothing by earlier requests."""
     submit(shared, "b", 20)
@@ -170,6 +172,7 @@ def test_what_is_cancelled_while_it_waits_counts_for_nothing(shared):
     assert tenants(order(shared)[:20]).count("b") == 10
 
 
+@on_the_real_server
 def test_one_tenant_alone_is_served_in_its_order_by_every_policy(broker):
     """No inversions: without another tenant, a moment is about the arrival."""
     broker.set_fairness(SHARED)
@@ -271,6 +274,7 @@ def test_a_worker_learns_the_arrival_and_the_moment(shared):
     assert second.ranked_us < second.arrival_us
 
 
+@on_the_real_server
 def test_only_tenants_that_are_ahead_take_memory(shared, connection):
     """A hundred thousand would be as many as have requests that wait."""
     submit(shared, "a", 300)
@@ -284,6 +288,7 @@ def test_only_tenants_that_are_ahead_take_memory(shared, connection):
     assert connection.pttl(key) > 0
 
 
+@on_the_real_server
 def test_moments_are_few_however_long_the_queue_waits(shared, connection):
     """A day of waiting: each arrival is a second after the last one."""
     key = shared.keys.arrival

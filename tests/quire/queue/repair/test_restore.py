@@ -16,6 +16,7 @@ from tests.quire.builders import (
     read_and_claim,
     submit_and_claim,
 )
+from tests.quire.servers import on_the_real_server
 
 
 def restore(broker) -> dict[str, Lost]:
@@ -286,6 +287,7 @@ def test_a_destroyed_group_hides_nothing(broker, connection):
     assert [entry.request_id for entry in entries] == ["a", "b"]
 
 
+@on_the_real_server
 def test_all_workers_together_look_no_more_often_than_one(make_broker, connection, monkeypatch):
     monkeypatch.setattr("quire.queue.repair.restore.OPEN_PER_TURN", 10)
     one, other = make_broker(), make_broker()

@@ -17,6 +17,7 @@ from tests.quire.builders import (
     read_and_claim,
     submit_and_claim,
 )
+from tests.quire.servers import on_the_real_server
 
 
 def test_a_submit_that_is_repeated_enqueues_nothing_more(broker):
@@ -108,6 +109,7 @@ def test_a_server_out_of_memory_is_a_full_queue_and_changes_nothing(real_server,
     assert real_broker.status("a").published == 0
 
 
+@on_the_real_server
 def test_many_requests_are_submitted_in_order(broker):
     requests = [make_request() for _ in range(600)]
     answers = broker.submit_many(requests)
