@@ -96,6 +96,7 @@ def overview(watched: Watched, _: Parameters) -> Context:
         "memory": inspect_memory(queue.connection),
         "plots": plots_of(history.samples, sample_seconds=history.sample_seconds),
         "recent": recent.ends,
+        "last_hour": history.last_hour,
         "at_ms": recent.at_ms,
     }
 

@@ -63,7 +63,8 @@ def _end_of(entry: Entry, wanted: Filter) -> End | None:
         return None
     error = (end.error.code, end.error.message) if end.error else ()
     is_wanted = (
-        wanted.has_names(end.request_id, end.tenant)
+        wanted.has_tenant(end.tenant)
+        and wanted.has_group(end.request_id)
         and wanted.has_model(end.model)
         and wanted.has_error(*error)
     )

@@ -46,12 +46,13 @@ class Filter:
         since_ms = now_ms - 1000 * WITHIN[self.within]
         return replace(self, within="", since_ms=max(since_ms, self.since_ms or since_ms))
 
-    def has_names(self, request_id: str, tenant: str) -> bool:
-        """Whether it is a request of this tenant and group."""
-        group, separator, _ = request_id.partition(GROUP_SEPARATOR)
-        return self.tenant in ("", tenant) and (
-            not self.group or (bool(separator) and group == self.group)
-        )
+    def has_tenant(self, tenant: str) -> bool:
+        """Whether it is the wanted tenant."""
+        return self.tenant in ("", tenant)
+
+    def has_group(self, request_id: str) -> bool:
+        """Whether it is the id of a request of the wanted group."""
+        return not self.group or request_id.startswith(f"{self.group}{GROUP_SEPARATOR}")
 
     def has_time(self, at_ms: int | None) -> bool:
         """Whether a time is in between; one that is not known is not. Not before `at`."""

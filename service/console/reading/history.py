@@ -26,6 +26,9 @@ NUM_SAMPLES = 240
 #: The most ends of a shard that one sample reads; later ones are left to the next sample.
 MAX_ENDS = 1000
 
+#: How long failures are counted, and the parts in which they are forgotten, in ms.
+HOUR_MS, MINUTE_MS = 3_600_000, 60_000
+
 #: A worker that has not signed for so long makes no tokens as far as a sample knows.
 FRESH_SECONDS = 30.0
 
@@ -46,6 +49,14 @@ class Sample:
     kv_usage: float | None = None
     ended: Mapping[State, int] = field(default_factory=dict)
     ended_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LastHour:
+    """The failed requests of the last hour, to a minute; since `since_ms` if not all were read."""
+
+    num_failed: int
+    since_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +83,10 @@ class History:
         self.sample_seconds = sample_seconds
         #: Replaced as a whole, so that readers need no lock.
         self.samples: tuple[Sample, ...] = ()
+        #: None before the first sample.
+        self.last_hour: LastHour | None = None
+        self._failed = Counter[int]()
+        self._known_since_ms = 0
         self._cursors: dict[Keys, bytes] = {}
         self._signed: dict[str, _Signed] = {}
 
@@ -84,6 +99,7 @@ class History:
         view = self._queue.view(Part.SHARDS)
         is_first = not self._cursors
         ends, now_ms = self._new_ends()
+        self.last_hour = self._hour(ends, now_ms=now_ms)
         earlier = self.samples
         if is_first:
             earlier, ends = _past(ends, now_ms=now_ms, period_ms=self._period_ms)
@@ -102,12 +118,24 @@ class History:
     def _period_ms(self) -> int:
         return int(self.sample_seconds * 1000)
 
+    def _hour(self, ends: Sequence[_Ended], *, now_ms: int) -> LastHour:
+        """The failures of the last hour, with those of these ends."""
+        self._failed.update(end.at_ms // MINUTE_MS for end in ends if end.state is State.FAILED)
+        begin_ms = now_ms - HOUR_MS
+        for minute in [one for one in self._failed if one < begin_ms // MINUTE_MS]:
+            del self._failed[minute]
+        since_ms = self._known_since_ms if self._known_since_ms > begin_ms else None
+        return LastHour(self._failed.total(), since_ms)
+
     def _new_ends(self) -> tuple[list[_Ended], int]:
         """The ends since the last call, at first the newest ones; and the time of Redis."""
         shards, read = self._queue.keys, partial(_ends, cursors=self._cursors)
         found = read_shards(read, self._queue.connection, shards)
         ends: list[_Ended] = []
         for keys, (entries, _) in zip(shards, found, strict=True):
+            if keys not in self._cursors and len(entries) >= MAX_ENDS:
+                oldest_ms, _ = _order(entries[-1][0])
+                self._known_since_ms = max(self._known_since_ms, oldest_ms)
             earlier = self._cursors.get(keys, b"0-0")
             self._cursors[keys] = max([earlier, *(one for one, _ in entries)], key=_order)
             ends += [end for entry_id, fields in entries if (end := _end_of(entry_id, fields))]

@@ -106,9 +106,12 @@ def _letter(entry_id: bytes, fields: Mapping[bytes, bytes], wanted: Filter) -> S
     except ProtocolError:
         return None
     tenant = fields.get(b"tenant", b"").decode(errors="replace")
-    if wanted.has_names(letter.request_id, tenant) and wanted.has_error(letter.reason):
-        return _shown(letter)
-    return None
+    is_wanted = (
+        wanted.has_tenant(tenant)
+        and wanted.has_group(letter.request_id)
+        and wanted.has_error(letter.reason)
+    )
+    return _shown(letter) if is_wanted else None
 
 
 def _shown(letter: DeadLetter) -> ShownLetter:

@@ -116,30 +116,10 @@ def _running(keys: Keys, *, offset: int, wanted: Filter) -> Procedure[Page]:
     num_searched = None
     if not wanted.is_empty:
         num_searched = len(ordered)
-        ordered = yield from _running_wanted(keys, ordered, wanted)
+        ordered = yield from _wanted(keys, ordered, wanted, moment="claimed_ms")
     rows = yield from rows_of(keys, ordered[offset : offset + PAGE_SIZE], has_text=True)
     left_out = max(0, int(total) - len(ids))
     return Page(rows, offset, len(ordered), left_out, num_searched)
-
-
-def _running_wanted(keys: Keys, ids: Sequence[bytes], wanted: Filter) -> Procedure[Sequence[bytes]]:
-    """Those of these running requests that are wanted, in the same order."""
-    models: dict[str, str] = {}
-    if wanted.model:
-        # A record does not name the model: it is that of the worker.
-        (registry,) = yield RoundTrip((command("hgetall", keys.workers),))
-        models = {info.name: info.model for info in workers_in(registry, now_ms=0)}
-    rows = yield from rows_of(keys, ids, has_text=False)
-    wanted = wanted.at(rows[0].at_ms) if rows else wanted
-    return [
-        one
-        for one, row in zip(ids, rows, strict=True)
-        if row.status is not None
-        and wanted.status in ("", str(row.status.activity))
-        and wanted.has_names(row.request_id, row.status.tenant)
-        and wanted.has_time(row.since_ms)
-        and wanted.has_model(models.get(row.status.worker or ""))
-    ]
 
 
 def _waiting(keys: Keys, *, offset: int, wanted: Filter) -> Procedure[Page]:
@@ -154,8 +134,7 @@ def _waiting(keys: Keys, *, offset: int, wanted: Filter) -> Procedure[Page]:
         before += int(sizes[level])
     found = (yield RoundTrip(tuple(reads), keeps_errors=True)) if reads else []
     ids = [one for part in found if isinstance(part, list) for one in part]
-    rows = yield from rows_of(keys, ids, has_text=False)
-    return _searched(rows, wanted, offset=offset, total=sum(map(int, sizes)))
+    return (yield from _page(keys, ids, wanted, offset=offset, total=sum(map(int, sizes))))
 
 
 def _scheduled(keys: Keys, *, offset: int, wanted: Filter) -> Procedure[Page]:
@@ -167,27 +146,73 @@ def _scheduled(keys: Keys, *, offset: int, wanted: Filter) -> Procedure[Page]:
         )
     )
     due = {_text(name): int(score) for name, score in found}
-    rows = yield from rows_of(keys, [name for name, _ in found], has_text=False, since=due)
-    return _searched(rows, wanted, offset=offset, total=int(total))
+    ids = [name for name, _ in found]
+    return (yield from _page(keys, ids, wanted, offset=offset, total=int(total), since=due))
 
 
-def _searched(rows: Sequence[Row], wanted: Filter, *, offset: int, total: int) -> Page:
-    """The page of those of these rows that are wanted."""
+def _page(
+    keys: Keys,
+    ids: Sequence[bytes],
+    wanted: Filter,
+    *,
+    offset: int,
+    total: int,
+    since: Mapping[str, int] | None = None,
+) -> Procedure[Page]:
+    """The page of these ids of a list from `offset` on: all, or the first ones that are wanted."""
     if wanted.is_empty:
+        rows = yield from rows_of(keys, ids, has_text=False, since=since)
         return Page(rows, offset, total)
-    found, num_searched = [], 0
-    for row in rows:
-        num_searched += 1
-        status = row.status
-        if (
-            status is not None
-            and wanted.has_names(row.request_id, status.tenant)
-            and wanted.at(row.at_ms).has_time(status.submitted_ms)
-        ):
-            found.append(row)
-            if len(found) == PAGE_SIZE:
-                break
-    return Page(found, offset, total, num_searched=num_searched, is_part=True)
+    found = yield from _wanted(keys, ids, wanted, moment="submitted_ms")
+    shown = found[:PAGE_SIZE]
+    num_searched = len(ids) if len(shown) == len(found) else ids.index(shown[-1]) + 1
+    rows = yield from rows_of(keys, shown, has_text=False, since=since)
+    return Page(rows, offset, total, num_searched=num_searched, is_part=True)
+
+
+def _wanted(
+    keys: Keys, ids: Sequence[bytes], wanted: Filter, *, moment: str
+) -> Procedure[Sequence[bytes]]:
+    """Those of these open requests that are wanted, in the same order.
+
+    What needs the least reading is looked at first. `moment` is the field with the wanted time.
+    """
+    found = [one for one in ids if wanted.has_group(_text(one))]
+    if wanted.tenant and found:
+        # One command, and not one for each request: see `Keys.open` for what a value has.
+        (values,) = yield RoundTrip((command("hmget", keys.open, found),))
+        tenants = [(value or b"").rpartition(b" ")[2] for value in values]
+        found = [
+            one for one, name in zip(found, tenants, strict=True) if wanted.has_tenant(_text(name))
+        ]
+    if wanted.has_span or wanted.model:
+        found = yield from _wanted_by_record(keys, found, wanted, moment=moment)
+    if wanted.status:
+        rows = yield from rows_of(keys, found, has_text=False)
+        activities = [row.status and row.status.activity for row in rows]
+        found = [
+            one for one, known in zip(found, activities, strict=True) if known == wanted.status
+        ]
+    return found
+
+
+def _wanted_by_record(
+    keys: Keys, ids: Sequence[bytes], wanted: Filter, *, moment: str
+) -> Procedure[list[bytes]]:
+    models: dict[str, str] = {}
+    if wanted.model:
+        # A record does not name the model: it is that of the worker.
+        (registry,) = yield RoundTrip((command("hgetall", keys.workers),))
+        models = {info.name: info.model for info in workers_in(registry, now_ms=0)}
+    reads = [command("hmget", keys.request(_text(one)), (moment, "worker")) for one in ids]
+    *values, time = yield RoundTrip((*reads, command("time")), keeps_errors=True)
+    wanted, found = wanted.at(ms_of(time)), []
+    for one, fields in zip(ids, values, strict=True):
+        at, worker = fields if isinstance(fields, list) else (b"", b"")
+        model = models.get(_text(worker or b""))
+        if wanted.has_time(int(at or 0) if _is_number(at) else None) and wanted.has_model(model):
+            found.append(one)
+    return found
 
 
 def rows_of(

@@ -19,6 +19,7 @@ from service.console.reading.letters import letters_of
 from service.console.reading.queue import QueueReading
 from tests.console import stage
 from tests.quire.builders import claim_next, make_request
+from tests.service.builders import eventually
 from tests.service.console.test_pages import text_of
 
 NUM_SHARDS = 3
@@ -265,3 +266,14 @@ def test_hostile_text_in_an_address_is_shown_as_text(console, of):
 def test_old_times_and_times_far_ahead_find_nothing_and_break_nothing(console):
     for query in ("since=9999-12-31T23:59", "until=0001-01-01T00:00", "until=1960-01-01T00:00"):
         assert console.page(f"/requests?state=ended&{query}").status == 200
+
+
+def test_the_overview_counts_the_failures_of_the_last_hour_and_leads_to_them(ends, start):
+    console = start()
+
+    def shown() -> str:
+        return console.page().text
+
+    eventually(lambda: "Failed, last hour 2" in text_of(shown()))
+    (address,) = re.findall(r'href="/queues/default([^"]*)">Failed, last hour', shown())
+    assert ids_on(console.page(html.unescape(address)).text) == ["full", "eval~2"]
