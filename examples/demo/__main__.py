@@ -6,7 +6,7 @@
 
 Exits with 0 only if all requests completed, no token was lost or repeated across
 the kill, and at least 99 % of the answers are right. A Redis is started for it,
-unless QUIRE_REDIS_URL names one.
+unless QUIRE_REDIS_URL names one, which the first line then says.
 
 With a model there are a dozen chats instead. They are answered twice: undisturbed,
 and with the kill. Exits with 0 only if all completed, no token was lost or repeated,
@@ -21,11 +21,14 @@ import tempfile
 from pathlib import Path
 
 from examples.demo import chats, sums
+from examples.demo.afterwards import next_lines
 from examples.demo.fleet import FleetFailed
 from examples.demo.report import print_table, write_json
 from examples.demo.stage import open_stage
 from models.fetch import MODELS, fetch
-from quire import LocalRedis
+from quire import BrokerUnavailable, LocalRedis
+from quire.cli.sources import without_password
+from quire.transport.local_redis import URL_VARIABLE
 
 #: The model that is fetched if it is named.
 FETCHED = "smollm2"
@@ -58,11 +61,17 @@ def demonstrate(model: str | None) -> int:
     """Run it and judge it; returns the exit code."""
     scene = sums if model is None else chats
     flags = () if model is None else ("--model", model)
+    if url := os.environ.get(URL_VARIABLE):
+        print(
+            f"Redis: {without_password(url)}, the server that {URL_VARIABLE} names. The queue of "
+            f"the demo stays there; unset {URL_VARIABLE}, and the demo starts a server of its own",
+            file=sys.stderr,
+        )
     with tempfile.TemporaryDirectory(prefix="quire-demo-") as folder:
         try:
             with LocalRedis.start() as server, open_stage(server, Path(folder), flags=flags) as it:
                 values = scene.run(it)
-        except FleetFailed as failure:
+        except (FleetFailed, BrokerUnavailable) as failure:
             print(failure, file=sys.stderr)
             return 1
     print_table(values)
@@ -74,6 +83,8 @@ def demonstrate(model: str | None) -> int:
         write_json(values, Path(path))
     is_good = scene.is_good(values)
     print(scene.GOOD if is_good else "NOT as promised; see above")
+    for line in next_lines(model):
+        print(line)
     return 0 if is_good else 1
 
 

@@ -69,7 +69,7 @@ def run(stage: Stage, *, max_tokens: int = MAX_TOKENS, kill_after: float = 0.5) 
     verdict = stage.audit(played.follower, is_right=undisturbed.is_same)
     for line in passages(played.follower.requests.values()):
         print(line, file=sys.stderr)
-    for line in changes(undisturbed, verdict.wrong):
+    for line in [*changes(undisturbed, verdict.wrong), *stage.whole_answer(played)]:
         print(line, file=sys.stderr)
     killed = len(stage.fleet.killed)
     values = figures(played.follower, verdict, killed=killed, seconds=played.seconds)

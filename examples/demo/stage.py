@@ -10,6 +10,7 @@ from pathlib import Path
 
 import redis
 
+from examples.demo.afterwards import whole_answer
 from examples.demo.audit import Ended, Verdict, audit
 from examples.demo.fleet import LEASE_SECONDS, Fleet
 from examples.demo.follower import Followed, Follower
@@ -55,6 +56,12 @@ class Stage:
             follower.follow(on_news)
         return Played(follower, time.monotonic() - started)
 
+    def whole_answer(self, played: Played) -> list[str]:
+        """One answer that another worker went on with, whole, with the place of the kill."""
+        killed = " and ".join(self.fleet.killed)
+        requests = played.follower.requests.values()
+        return whole_answer(requests, killed=killed, alive=self.fleet.alive())
+
     def audit(self, follower: Follower, *, is_right: Callable[[Ended], bool]) -> Verdict:
         """The verdict on all requests that the follower has seen end."""
         ended = [
@@ -92,8 +99,9 @@ def open_stage(
         ) as fleet:
             for name in WORKERS:
                 fleet.start(name)
-            broker_name = "QUIRE_REDIS_URL" if server.kind == "url" else server.kind
+            # Whose server a named one is has been said before it was used.
+            own = "" if server.kind == "url" else f"Redis: {server.kind}, started for the demo; "
             workers = f"{len(WORKERS)} workers, which load torch and the model"
-            print(f"broker: {broker_name}; starting {workers}", file=sys.stderr)
+            print(f"{own}queue {queue}; starting {workers}", file=sys.stderr)
             fleet.wait_until_ready()
             yield Stage(connection, broker, fleet)

@@ -23,7 +23,7 @@ def run(stage: Stage) -> dict[str, Any]:
     requests = submit_all(stage.client)
     played = stage.play(requests, kill_at=half_of_the_tokens(requests))
     verdict = stage.audit(played.follower, is_right=is_right)
-    for line in mistakes(verdict):
+    for line in [*mistakes(verdict), *stage.whole_answer(played)]:
         print(line, file=sys.stderr)
     killed = len(stage.fleet.killed)
     return figures(played.follower, verdict, killed=killed, seconds=played.seconds)

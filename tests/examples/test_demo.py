@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -15,6 +16,8 @@ import torch
 import transformers
 
 from examples.demo import chats
+from examples.demo.__main__ import demonstrate
+from examples.demo.afterwards import next_lines, quire_command, whole_answer
 from examples.demo.audit import Ended, Verdict, count_faults
 from examples.demo.chats import Undisturbed
 from examples.demo.fleet import Fleet
@@ -167,6 +170,8 @@ def test_chats_are_answered_as_undisturbed_across_a_kill(chat_stage, capsys):
     assert values["changed_answers"] == 0
     told = capsys.readouterr().err
     assert len(re.findall(r"^token +\d+ of .*\|", told, re.MULTILINE)) == values["resumed_requests"]
+    killed, alive = chat_stage.fleet.killed[0], chat_stage.fleet.alive()
+    assert f"[{killed} was killed here; {alive} goes on]" in told.replace("\n    ", " ")
 
 
 @pytest.mark.processes
@@ -187,6 +192,60 @@ def test_an_answer_that_differs_from_the_undisturbed_one_is_counted(
     assert not chats.is_good(values)
     told = f"{chats.CHATS[3][0]['content']!r} ended as completed, and differs"
     assert f"{told} from the undisturbed answer at token 5\n" in capsys.readouterr().err
+
+
+def test_one_answer_is_shown_whole_with_the_place_of_the_kill():
+    def taken_over(prompt: str, text: str, at: int | None) -> Followed:
+        completion = cast("Completion", SimpleNamespace(state=State.COMPLETED))
+        resumed_at = None if at is None else (at, at)
+        return Followed(
+            prompt, prompt, submitted=0.0, text=text, token_ids=list(range(len(text))),
+            resumed_at=resumed_at, completion=completion,
+        )  # fmt: skip
+
+    requests = [
+        taken_over("undisturbed", "a" * 90, None),
+        taken_over("at the beginning", "b" * 90, 1),
+        taken_over("in the middle", "one two thr\x1b[31mee\n\nfour " + "five " * 30, 9),
+    ]
+    told = whole_answer(requests, killed="worker-1", alive="worker-2")
+    mark = "[worker-1 was killed here; worker-2 goes on]"
+    assert told[0] == "one whole answer, whose first 9 of 175 tokens are from worker-1:"
+    assert told[2] == "    in the middle"
+    assert told[4] == f"    one two t{mark}hr\u241b[31mee"
+    assert told[5].strip() == "" and told[6].startswith("    four five five")
+    assert " ".join(told[6:]).split() == ["four", *["five"] * 30]
+    assert max(map(len, told)) <= 96
+    assert whole_answer(requests[:1], killed="worker-1", alive="worker-2") == []
+
+
+def test_what_to_do_next_can_be_typed_as_it_is(tmp_path, monkeypatch):
+    """`quire` is not on the PATH of who runs `make demo`, and a path may have a space."""
+    model = tmp_path / "a model.gguf"
+    model.write_bytes(b"GGUF")
+    (said, told) = next_lines(str(model))
+    assert said == "next:"
+    command, verb, path = shlex.split(told, comments=True)
+    assert (verb, path) == ("serve", str(model))
+    monkeypatch.setenv("PATH", "")
+    done = subprocess.run(
+        [command, verb, "--help"], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "usage: quire serve" in done.stdout
+    _, alone, made = next_lines(None)
+    assert shlex.split(alone, comments=True) == [command, "serve"]
+    assert shlex.split(made, comments=True) == ["make", "demo", "MODEL=smollm2"]
+    monkeypatch.chdir(tmp_path)
+    assert Path(quire_command()[0]).is_absolute()
+
+
+def test_whose_server_is_used_is_said_before_it_is(monkeypatch, capsys):
+    monkeypatch.setenv("QUIRE_REDIS_URL", "redis://someone:secret@127.0.0.1:1/0")
+    assert demonstrate(None) == 1
+    whose, refusal = capsys.readouterr().err.splitlines()
+    assert whose.startswith("Redis: redis://someone@127.0.0.1:1/0, the server that QUIRE_REDIS_URL")
+    assert "secret" not in whose and "unset QUIRE_REDIS_URL" in whose
+    assert "does not answer" in refusal
 
 
 GOOD_CHATS = {
