@@ -83,7 +83,9 @@ def lock_of(folder: Path) -> int:
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise FolderUnusable(f"another server has its data in {folder}") from None
+        raise FolderUnusable(
+            f"another server has its data in {folder}: use it, or another folder (--data)"
+        ) from None
     except OSError as error:
         raise FolderUnusable(f"{folder} cannot be used: {error.strerror}") from error
     return lock

@@ -166,7 +166,7 @@ def _guarded(
 def _hint(arguments: argparse.Namespace, error: Exception) -> str:
     from quire.cli.schemes import scheme_hint
 
-    return scheme_hint(getattr(arguments, "redis_url", ""), error)
+    return scheme_hint(getattr(arguments, "redis_url", None) or "", error)
 
 
 def _discard_stdout() -> None:

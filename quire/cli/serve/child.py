@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import json
 import os
+import resource
 import signal
 import subprocess
 from collections import deque
@@ -105,6 +106,14 @@ class Child:
         """The file descriptor from which the log of a process can be read."""
         assert self._process is not None and self._process.stdout is not None
         return self._process.stdout.fileno()
+
+    def memory_bytes(self) -> int | None:
+        """The memory that its process has; None where the system does not tell."""
+        try:
+            resident = Path(f"/proc/{self.process_id}/statm").read_text(encoding="ascii").split()[1]
+        except (OSError, IndexError):
+            return None
+        return int(resident) * resource.getpagesize()
 
     def start(self) -> None:
         """Starts it, for the first time or again. OSError."""

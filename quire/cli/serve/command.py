@@ -96,7 +96,7 @@ def run_serve(arguments: argparse.Namespace, console: Console) -> int:
         shards=int(arguments.shards),
         num_workers=arguments.workers,
     )
-    workers = [plan.worker(number + 1, model.source) for number in range(arguments.workers)]
+    workers = [plan.worker(number + 1, model) for number in range(arguments.workers)]
     programs = [each.with_environment(environ) for each in [*others, *workers]]
     return _serve(server, programs, logs, screen, console)
 
@@ -125,8 +125,8 @@ def _serve(
             if not supervisor.num_stops:
                 for program in programs:
                     supervisor.start(program)
-            while not supervisor.num_stops and supervisor.running("worker"):
-                screen.waiting()
+            while not supervisor.num_stops and supervisor.keeps("worker"):
+                screen.waiting(supervisor.running("worker"))
                 supervisor.turn(PROGRESS_SECONDS)
             if supervisor.num_stops:
                 screen.stopping(time.monotonic() - began)

@@ -13,6 +13,7 @@ from pathlib import Path
 from quire.cli.local import lock_of, server_command
 from quire.cli.programs import environment_of_programs
 from quire.cli.serve.child import Program
+from quire.cli.serve.model import Model
 from quire.cli.sources import program_setting
 from quire.errors import InvalidRequest, QuireError
 from quire.transport.local_redis import free_port
@@ -98,9 +99,12 @@ def shared_environment(url: str, *, queue: str, shards: int, num_workers: int) -
     return environ
 
 
-def worker(number: int, model: str) -> Program:
+def worker(number: int, model: Model) -> Program:
     """How a worker is started. Its port is a free one: there may be several."""
-    return _program("worker", f"worker-{number}", WORKER, "--model", model, "--http-port", "0")
+    flags = ["--model", model.source, "--http-port", "0"]
+    if model.name is not None and program_setting(os.environ, "served_model_name") is None:
+        flags += ["--served-model-name", model.name]
+    return _program("worker", f"worker-{number}", WORKER, *flags)
 
 
 def gateway(host: str, port: int) -> Program:

@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from quire.cli.console import Console
 from quire.cli.serve.child import Child
 from quire.cli.serve.model import Model
 
-#: How often the line of progress is printed again.
+#: How often the line of progress is printed again: in place, and where there is no terminal.
 PROGRESS_SECONDS = 1.0
+PLAIN_PROGRESS_SECONDS = 15.0
 #: How the event of a worker begins that says why loading takes longer this time.
 _LONG = "compiling "
 #: The event that also ends the command, which then tells its reason.
@@ -47,13 +48,13 @@ class Screen:
         self._redis, self._redis_url = redis, redis_url
         self._num_workers, self._needs_key = num_workers, needs_key
         self._is_verbose = is_verbose
-        self._began, self._printed = time.monotonic(), 0.0
+        self._began, self._printed = time.monotonic(), -PLAIN_PROGRESS_SECONDS
         self._addresses: dict[str, str] = {}
         self._ready: set[str] = set()
         self._has_addresses, self._has_call = False, False
         #: What a worker says of its model: name, what it makes, whether it knows chats.
         self._served: Mapping[str, Any] | None = None
-        self._stage = ""
+        self._stages: list[str] = []
 
     def tell(self, text: str) -> None:
         """Prints a sentence on stderr, with or without a terminal."""
@@ -72,8 +73,8 @@ class Screen:
         elif what == "worker ready":
             self._hear_ready(child, event)
         elif what.startswith(_LONG):
-            self._stage = what
-            self._printed = 0.0
+            self._stages = [what]
+            self._printed = -PLAIN_PROGRESS_SECONDS
         elif what == "draining":
             self._hear_draining(child, event)
         elif level in ("error", "critical") and what != _REFUSED and not self._is_verbose:
@@ -81,18 +82,21 @@ class Screen:
             self.tell(f"{child.name}: {what}{f': {reason}' if reason else ''}; see {self._logs}")
         self._print_what_is_known()
 
-    def waiting(self) -> None:
-        """Prints how far it is, while no worker is ready."""
+    def waiting(self, workers: Sequence[Child]) -> None:
+        """Prints how far these are, while none of them is ready."""
         now = time.monotonic()
-        if self._ready or now - self._printed < PROGRESS_SECONDS:
+        pause = PROGRESS_SECONDS if self._console.has_terminal else PLAIN_PROGRESS_SECONDS
+        if self._ready or now - self._printed < pause:
             return
-        is_first, self._printed = not self._printed, now
-        text = f"loading {self._model.what}"
-        if self._stage:
-            text += f"; {self._stage}"
+        self._printed = now
+        facts = [f"{now - self._began:.0f} s"]
+        # All of a model has to come into memory, so this says how far it is.
+        if sizes := [size for each in workers if (size := each.memory_bytes())]:
+            facts.append(f"{' + '.join(f'{size / 1e9:.1f}' for size in sizes)} GB in memory")
+        text = f"loading {self._model.what}: {', '.join([*facts, *self._stages])}"
         if self._console.has_terminal:
-            self._console.progress(f"{text}: {now - self._began:.0f} s")
-        elif is_first:
+            self._console.progress(text)
+        else:
             self.tell(text)
 
     def stopping(self, seconds: float) -> None:
@@ -170,8 +174,8 @@ def first_call(model: Model, served: Mapping[str, Any]) -> tuple[str, dict[str, 
     body: dict[str, Any] = {"model": served["model"]}
     if served["makes"] == "embeddings":
         return "embeddings", {**body, "input": "A sentence to compare with others."}
-    if served["makes"] != "text":
-        return served["makes"], {**body, "input": "A sentence to judge."}
+    if served["makes"] == "scores":
+        return "classify", {**body, "input": "A sentence to judge."}
     body |= {"max_tokens": 64, "temperature": 0}
     question = model.question(as_chat=served["has_chats"])
     if served["has_chats"]:

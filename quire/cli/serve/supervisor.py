@@ -23,6 +23,8 @@ RESTART_SECONDS = 300.0
 #: After a second signal: how often each program is told again, and when it is killed.
 HURRY_SECONDS = 0.5
 KILL_SECONDS = 3.0
+#: Programs that start others, such as `timeout`, pass on a signal that a terminal sends to all.
+SAME_SIGNAL_SECONDS = 0.3
 #: How long it waits at most until it looks again at what runs.
 LOOK_SECONDS = 1.0
 #: The exit code of a program that cannot begin, whatever it is started again for.
@@ -67,6 +69,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._handlers: dict[int, Any] = {}
         self._is_ending = False
+        self._last_stop = -SAME_SIGNAL_SECONDS
 
     def __enter__(self) -> Self:
         # A signal writes into this pipe and so ends the wait for logs.
@@ -105,6 +108,10 @@ class Supervisor:
     def running(self, *kinds: str) -> list[Child]:
         """The programs of these kinds that run."""
         return [one for one in self._children if one.program.kind in kinds and one.is_running()]
+
+    def keeps(self, kind: str) -> bool:
+        """Whether a program of this kind runs, or has ended without being noticed and replaced."""
+        return any(child.program.kind == kind for child in self._alive)
 
     def turn(self, seconds: float) -> None:
         """Waits for logs, ends and signals, at most so long; starts again what has died.
@@ -162,7 +169,10 @@ class Supervisor:
                 self.turn(HURRY_SECONDS)
 
     def _on_signal(self, *_: int | FrameType | None) -> None:
-        self.num_stops += 1
+        now = time.monotonic()
+        if now - self._last_stop >= SAME_SIGNAL_SECONDS:
+            self.num_stops += 1
+        self._last_stop = now
 
     def _launch(self, child: Child) -> None:
         try:

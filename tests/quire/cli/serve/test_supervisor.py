@@ -74,6 +74,15 @@ def test_one_that_dies_again_and_again_ends_the_run_with_its_last_words(run):
     assert len(run.told) == MAX_RESTARTS and len(run.shown) == MAX_RESTARTS + 1
 
 
+def test_one_whose_death_was_not_noticed_yet_is_kept(run):
+    child = run.start("worker-1", WAITS)
+    os.kill(child.process_id, signal.SIGKILL)
+    os.waitid(os.P_PID, child.process_id, os.WEXITED | os.WNOWAIT)
+    assert run.supervisor.running("worker") == [] and run.supervisor.keeps("worker")
+    run.until(lambda: run.told)
+    assert run.supervisor.running("worker") == [child]
+
+
 def test_deaths_of_long_ago_do_not_count(run, monkeypatch):
     monkeypatch.setattr(module, "RESTART_SECONDS", 0.0)
     run.start("worker-1", "exit 1")
@@ -130,10 +139,19 @@ def test_a_second_signal_ends_at_once_what_does_not_end(run, monkeypatch):
     run.start("redis", WAITS)
     run.until(lambda: len(run.heard) == 2)
     os.kill(os.getpid(), signal.SIGINT)
+    monkeypatch.setattr(module, "SAME_SIGNAL_SECONDS", 0.0)
     os.kill(os.getpid(), signal.SIGTERM)
     run.until(lambda: run.supervisor.num_stops == 2)
     assert run.supervisor.drain((("worker",), ("redis",))) is False
     assert run.supervisor.running("worker", "redis") == []
+
+
+def test_a_signal_that_comes_twice_at_once_is_one(run, monkeypatch):
+    monkeypatch.setattr(module, "SAME_SIGNAL_SECONDS", 60.0)
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGINT)
+    run.supervisor.turn(0.0)
+    assert run.supervisor.num_stops == 1
 
 
 def test_a_signal_of_the_terminal_does_not_reach_the_programs(run):
