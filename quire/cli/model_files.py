@@ -10,7 +10,7 @@ from quire.cli.programs import EMBEDDED_MODEL
 from quire.version import install_hint
 
 #: What a worker needs beside its own libraries to read a GGUF file.
-GGUF_LIBRARIES = ("gguf", "accelerate")
+GGUF_LIBRARIES = ("gguf",)
 
 
 def examined_model(name: str | None, *, advice: str = "set --model or QUIRE_MODEL") -> Finding:

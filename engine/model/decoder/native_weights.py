@@ -109,19 +109,8 @@ class PackedWeights:
         return struct
 
     def _quantized(self, linear: Linear) -> Sequence[QuantizedWeight]:
-        """The stored forms of the rows of a weight, if they are kept and have exactly its values.
-
-        Empty otherwise.
-        """
-        if not self._keeps_quantized:
-            return ()
-        parts = [part.unpacked() for part in linear.stored]
-        rows = torch.split(linear.weight, [len(part.numbers) for part in parts]) if parts else ()
-        for part, expected in zip(parts, rows, strict=True):
-            if not torch.equal(part.dequantized().to(expected.dtype), expected):
-                logger.warning("a weight is not kept quantized: its blocks have other values")
-                return ()
-        return parts
+        """The stored forms of the rows of a weight; empty if there are none or none is kept."""
+        return [part.unpacked() for part in linear.stored] if self._keeps_quantized else ()
 
 
 def _in_panels(parts: Sequence[QuantizedWeight]) -> Sequence[QuantizedWeight]:

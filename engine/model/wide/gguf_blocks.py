@@ -1,47 +1,67 @@
-"""The quantized blocks of GGUF files: where a model's weights are in the file, and what they hold.
+"""The blocks of GGUF files: where a model's weights are in the file, and what they hold.
 
 The layout of blocks is that of ggml: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
 """
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig
 
 from engine.model.kernels.quantized import QuantizedWeight
-from engine.model.wide.gguf_header import GgufHeader, TensorEntry
+from engine.model.wide.gguf_families import GgufArchitecture
+from engine.model.wide.gguf_header import GgufHeader
 
-#: The names of a layer's matrices in transformers.
-_LAYER_NAMES = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+#: Rows of each weight whose values are compared with those of the library gguf.
+COMPARED_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class StoredBlocks:
-    """A weight as a GGUF file stores it.
+    """A tensor as a GGUF file stores it.
 
     Args:
-        kind: ggml's name of the type, a key of `KINDS`.
-        blocks: [outputs, bytes], uint8.
+        kind: ggml's name of the type.
+        blocks: [rows, bytes], uint8.
     """
 
     kind: str
     blocks: torch.Tensor
 
+    @property
+    def can_be_kept(self) -> bool:
+        """Whether the kernels multiply it as it is."""
+        return self.kind in KINDS and len(self.blocks) > 1
+
     def unpacked(self) -> QuantizedWeight:
+        """The numbers and scales of a type in `KINDS`."""
         return KINDS[self.kind](self.blocks)
+
+    def dequantized(self) -> torch.Tensor:
+        """[rows, elements], float32."""
+        if self.kind in KINDS:
+            return self.unpacked().dequantized()
+        return _by_library(self.kind, self.blocks)
+
+    def has_the_values_of_the_library(self) -> bool:
+        """Whether the library gguf gives the same values, bit for bit, for rows from all parts."""
+        rows = self.blocks[:: max(1, len(self.blocks) // COMPARED_ROWS)]
+        return torch.equal(
+            StoredBlocks(self.kind, rows).dequantized(), _by_library(self.kind, rows)
+        )
+
+
+def _by_library(kind: str, blocks: torch.Tensor) -> torch.Tensor:
+    from gguf import GGMLQuantizationType, dequantize
+
+    values = dequantize(blocks.numpy(), GGMLQuantizationType[kind])
+    # A copy: the library returns floats as they lie in the file.
+    return torch.from_numpy(np.array(values, dtype=np.float32))
 
 
 def _halves(blocks: torch.Tensor, size: int, first: int) -> torch.Tensor:
@@ -155,9 +175,9 @@ KINDS: Mapping[str, Callable[[torch.Tensor], QuantizedWeight]] = {
 
 
 def stored_blocks(
-    header: GgufHeader, file: Path, model: PreTrainedModel
+    header: GgufHeader, file: Path, architecture: GgufArchitecture, config: PreTrainedConfig
 ) -> Mapping[str, StoredBlocks]:
-    """The blocks of each weight whose type is in `KINDS`, by its name in the model's state dict.
+    """Each tensor that has a name in the model's state dict, by this name, with rows in its order.
 
     They are views of the mapped file, which nothing reads before they are unpacked.
     """
@@ -166,35 +186,22 @@ def stored_blocks(
     data = torch.from_numpy(np.memmap(file, dtype=np.uint8, mode="c"))
     found: dict[str, StoredBlocks] = {}
     for tensor in header.tensors:
-        kind = GGMLQuantizationType(tensor.ggml_type)
-        if kind.name not in KINDS or len(tensor.shape) != 2:
+        name = architecture.name_of(tensor.name)
+        if name is None:
             continue
+        kind = GGMLQuantizationType(tensor.ggml_type)
         elements, size = GGML_QUANT_SIZES[kind]
-        rows, row_bytes = tensor.shape[1], tensor.shape[0] // elements * size
+        rows, row_bytes = prod(tensor.shape[1:]), tensor.shape[0] // elements * size
         begin = header.data_start + tensor.offset
         blocks = data[begin : begin + rows * row_bytes].view(rows, row_bytes)
-        found[_name_of(tensor)] = StoredBlocks(kind.name, _in_order(blocks, tensor, model))
-    if _HEAD not in found and model.config.tie_word_embeddings and _EMBEDDING in found:
-        found[_HEAD] = found[_EMBEDDING]
+        num_heads = architecture.num_pairs(tensor.name, config)
+        if num_heads is not None:
+            blocks = _halves_of_heads(blocks, num_heads)
+        found[name] = StoredBlocks(kind.name, blocks)
     return MappingProxyType(found)
 
 
-def _name_of(tensor: TensorEntry) -> str:
-    """The name of a matrix in a model's state dict; the loader knows all tensors of the file."""
-    if tensor.name == "token_embd.weight":
-        return _EMBEDDING
-    if tensor.name == "output.weight":
-        return _HEAD
-    _, layer, name, _ = tensor.name.split(".")
-    return f"model.layers.{layer}.{_LAYER_NAMES[name]}.weight"
-
-
-def _in_order(blocks: torch.Tensor, tensor: TensorEntry, model: PreTrainedModel) -> torch.Tensor:
-    """The rows in the model's order: Llama files have those of a head for another rotation."""
-    config = model.config
-    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-    part = tensor.name.split(".")[-2]
-    if config.model_type != "llama" or part not in heads:
-        return blocks
-    pairs = blocks.view(heads[part], -1, 2, blocks.shape[1])
-    return pairs.transpose(1, 2).reshape(blocks.shape)
+def _halves_of_heads(rows: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Rows of pairs that are rotated together, as transformers has them: first all first ones."""
+    pairs = rows.view(num_heads, -1, 2, rows.shape[1])
+    return pairs.transpose(1, 2).reshape(rows.shape)

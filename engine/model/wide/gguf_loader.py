@@ -1,100 +1,42 @@
 """Loads the model of a GGUF file with dequantized weights, or refuses the file with a reason.
 
-transformers and the library gguf read the file. They ignore metadata and tensors that they do not
-know, and would then compute another model. So every key of the architecture and every tensor of
-the file must be one that is known to be read. Knows no attention backend and no tokenizer.
+Metadata or tensors that are not read may mean another model. So every key of the architecture and
+every tensor of the file must be known. Knows no attention backend and no tokenizer.
 """
 
 import hashlib
-import importlib
 import importlib.util
-import re
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
-import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 
 from engine.errors import ModelRefused
 from engine.model.wide.gguf_blocks import StoredBlocks, stored_blocks
+from engine.model.wide.gguf_families import (
+    EMBEDDING,
+    FAMILIES,
+    HEAD,
+    HEAD_KEYS,
+    MODEL_TENSORS,
+    OUTPUT,
+    GgufArchitecture,
+    layer_of,
+)
 from engine.model.wide.gguf_header import GgufHeader, check_extents, read_header
 from engine.model.wide.gguf_rotary import DIVISORS, rotary_parameters
 from engine.model.wide.transformers_model import ATTENTION_NAME
 
-#: The libraries that transformers needs to read such a file, and how to install them.
-LIBRARIES = ("gguf", "accelerate")
+#: The library that knows the types of blocks, and how to install it.
+LIBRARY = "gguf"
 GGUF_EXTRA = "the extra `gguf`: pip install -c constraints.txt -e '.[gguf]'"
 
-#: The metadata keys after the architecture's name that transformers reads, or that are compared
-#: with its configuration below. The first group must be there.
-NEEDED_KEYS = (
-    "context_length",
-    "block_count",
-    "embedding_length",
-    "feed_forward_length",
-    "attention.head_count",
-    "attention.head_count_kv",
-    "attention.layer_norm_rms_epsilon",
-)
-OPTIONAL_KEYS = ("vocab_size", "rope.freq_base")
-#: Keys whose values must equal the configuration's size of a head.
-HEAD_KEYS = ("rope.dimension_count", "attention.key_length", "attention.value_length")
-
-_MODEL_TENSORS = ("token_embd.weight", "output_norm.weight")
-#: Absent where the output layer has the weights of the embedding.
-_OUTPUT = "output.weight"
-_LAYER_TENSORS = (
-    "attn_norm.weight",
-    "attn_q.weight",
-    "attn_k.weight",
-    "attn_v.weight",
-    "attn_output.weight",
-    "ffn_norm.weight",
-    "ffn_gate.weight",
-    "ffn_up.weight",
-    "ffn_down.weight",
-)
-_QK_NORMS = ("attn_q_norm.weight", "attn_k_norm.weight")
-
-
-@dataclass(frozen=True, slots=True)
-class GgufArchitecture:
-    """What distinguishes the files of one architecture.
-
-    Args:
-        model_type: the type that transformers gives to its configuration.
-        tensors: of each layer, beside _LAYER_TENSORS.
-        keys: metadata that must be there, beside NEEDED_KEYS.
-        assumed: metadata that transformers does not read, each with the value that it assumes. A
-            file may state that value, and no other.
-    """
-
-    model_type: str
-    tensors: tuple[str, ...] = ()
-    keys: tuple[str, ...] = ()
-    assumed: tuple[tuple[str, float], ...] = ()
-
-
-#: By the architecture's name in the file.
-FAMILIES: Mapping[str, GgufArchitecture] = {
-    "llama": GgufArchitecture("llama"),
-    "qwen2": GgufArchitecture("qwen2", ("attn_q.bias", "attn_k.bias", "attn_v.bias")),
-    "qwen3": GgufArchitecture("qwen3", _QK_NORMS),
-    "gemma3": GgufArchitecture(
-        "gemma3_text",
-        (*_QK_NORMS, "post_attention_norm.weight", "post_ffw_norm.weight"),
-        keys=("attention.sliding_window", "rope.freq_base"),
-        # Of the layers with a window.
-        assumed=(("rope.freq_base_swa", 10000.0),),
-    ),
-}
 #: The number of layers of the one Gemma 3 whose scores are scaled otherwise than by the size of a
 #: head. The file does not state the scale; llama.cpp derives it from this number.
 GEMMA3_OTHER_SCALE_LAYERS = 62
@@ -104,8 +46,6 @@ END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 
 #: ggml's numbers of the types that are not quantized, with their name in torch.
 _PLAIN_TYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
-
-_NAME = "model.gguf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,18 +79,30 @@ def load_gguf(file: Path, *, dtype: torch.dtype | None) -> GgufModel:
             read correctly; the message names it in one sentence.
     """
     header = read_header(file)
-    architecture = _architecture(header, file)
-    _check_libraries(file)
+    name = _architecture(header, file)
+    architecture = FAMILIES[name]
+    if importlib.util.find_spec(LIBRARY) is None:
+        raise ModelRefused(f"{file} is a GGUF file, and {LIBRARY} is missing; it comes with "
+                           f"{GGUF_EXTRA}")  # fmt: skip
     check_extents(header, file, _blocks(header, file))
-    _check_metadata(header, architecture, file)
-    _check_tensors(header, architecture, file)
-    with _alone(file) as folder:
-        config = _config(folder, file)
-        _check_sizes(header, architecture, config, file)
-        if architecture == "llama":
-            _scale_frequencies(header, config, file)
-        model = _read(folder, config, file, dtype or _stored_dtype(header))
-    return GgufModel(model, _end_tokens(header), stored_blocks(header, file, model))
+    _check_metadata(header, name, file)
+    _check_tensors(header, name, file)
+    try:
+        config = architecture.config(header, name)
+    except Exception as error:
+        raise ModelRefused(f"the metadata of {file} is not usable: {first_line(error)}") from error
+    _check_sizes(header, name, config, file)
+    if name == "llama":
+        _scale_frequencies(header, config, file)
+    stored = stored_blocks(header, file, architecture, config)
+    dtype = dtype or _stored_dtype(header)
+    state = {key: values.to(dtype) for key, values in _values(stored, architecture, file)}
+    model = _model(config, state, dtype, file)
+    kept = {key: blocks for key, blocks in stored.items() if blocks.can_be_kept}
+    embedding = MODEL_TENSORS[EMBEDDING]
+    if config.tie_word_embeddings and embedding in kept:
+        kept[HEAD] = kept[embedding]
+    return GgufModel(model, _end_tokens(header), MappingProxyType(kept))
 
 
 def content_of(file: Path) -> "hashlib._Hash":
@@ -183,13 +135,6 @@ def _architecture(header: GgufHeader, file: Path) -> str:
     return architecture
 
 
-def _check_libraries(file: Path) -> None:
-    missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ModelRefused(f"{file} is a GGUF file, and {missing[0]} is missing; it comes with "
-                           f"{GGUF_EXTRA}")  # fmt: skip
-
-
 def _blocks(header: GgufHeader, file: Path) -> dict[int, tuple[int, int]]:
     """Elements and bytes of a block, for each type in the file that can be dequantized."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, dequantize
@@ -213,14 +158,12 @@ def _blocks(header: GgufHeader, file: Path) -> dict[int, tuple[int, int]]:
     return blocks
 
 
-def _check_metadata(header: GgufHeader, architecture: str, file: Path) -> None:
-    prefix, family = f"{architecture}.", FAMILIES[architecture]
-    for key in (*NEEDED_KEYS, *family.keys):
+def _check_metadata(header: GgufHeader, name: str, file: Path) -> None:
+    prefix, architecture = f"{name}.", FAMILIES[name]
+    for key in architecture.needed_keys:
         if prefix + key not in header.metadata and prefix + key not in header.lengths:
             raise ModelRefused(f"{file} has no {prefix}{key} in its metadata")
-    own = (*family.keys, *(key for key, _ in family.assumed))
-    known = {prefix + key for key in (*NEEDED_KEYS, *OPTIONAL_KEYS, *HEAD_KEYS, *own)}
-    for key, assumed in family.assumed:
+    for key, assumed in architecture.assumed.items():
         if header.metadata.get(prefix + key, assumed) != assumed:
             raise ModelRefused(
                 f"{file} sets {prefix + key} to {header.metadata[prefix + key]}, and transformers "
@@ -233,32 +176,33 @@ def _check_metadata(header: GgufHeader, architecture: str, file: Path) -> None:
             raise ModelRefused(f"{file} has a value for each layer in {key}, which is not served")
         if key == f"{prefix}rope.scaling.type" and header.metadata[key] == "none":
             continue
-        if key not in known:
+        if key.removeprefix(prefix) not in architecture.known_keys:
             raise ModelRefused(
-                f"{file} sets {key} to {header.metadata[key]!r}, which transformers "
-                f"{transformers.__version__} does not read from such a file"
+                f"{file} sets {key} to {header.metadata[key]!r}, which is not read of the "
+                f"architecture {name!r}"
             )
 
 
-def _check_tensors(header: GgufHeader, architecture: str, file: Path) -> None:
-    num_layers = int(header.metadata[f"{architecture}.block_count"])
-    layer_tensors = (*_LAYER_TENSORS, *FAMILIES[architecture].tensors)
-    names = {tensor.name for tensor in header.tensors}
-    for name in _MODEL_TENSORS:
-        if name not in names:
-            raise ModelRefused(f"{file} lacks the tensor {name}")
+def _check_tensors(header: GgufHeader, name: str, file: Path) -> None:
+    num_layers, layer_tensors = (
+        int(header.metadata[f"{name}.block_count"]),
+        FAMILIES[name].layer_tensors,
+    )
+    found = {tensor.name for tensor in header.tensors}
+    for tensor in MODEL_TENSORS:
+        if tensor not in found:
+            raise ModelRefused(f"{file} lacks the tensor {tensor}")
     # The first layer that is missing ends the loop, however large the number of layers is.
     for layer in range(num_layers):
-        for name in layer_tensors:
-            if f"blk.{layer}.{name}" not in names:
-                raise ModelRefused(f"{file} lacks the tensor blk.{layer}.{name}")
-    read = {*_MODEL_TENSORS, _OUTPUT, *([DIVISORS] if architecture == "llama" else [])}
-    for name in sorted(names - read):
-        part = re.fullmatch(r"blk\.(\d{1,6})\.(.+)", name)
-        if part is None or int(part[1]) >= num_layers or part[2] not in layer_tensors:
+        for tensor in layer_tensors:
+            if f"blk.{layer}.{tensor}" not in found:
+                raise ModelRefused(f"{file} lacks the tensor blk.{layer}.{tensor}")
+    read = {*MODEL_TENSORS, OUTPUT, *([DIVISORS] if name == "llama" else [])}
+    for tensor in sorted(found - read):
+        number, own = layer_of(tensor)
+        if number is None or number >= num_layers or own not in layer_tensors:
             raise ModelRefused(
-                f"{file} has the tensor {name}, which transformers {transformers.__version__} "
-                f"does not read for the architecture {architecture!r}"
+                f"{file} has the tensor {tensor}, which is not read of the architecture {name!r}"
             )
 
 
@@ -333,57 +277,46 @@ def _end_tokens(header: GgufHeader) -> frozenset[int]:
     return frozenset(value for value in values if isinstance(value, int))
 
 
-@contextmanager
-def _alone(file: Path) -> Iterator[Path]:
-    """A folder in which the file is alone: transformers also reads what lies beside a file."""
-    with tempfile.TemporaryDirectory(prefix="quire-gguf-") as folder:
-        (Path(folder) / _NAME).symlink_to(file.resolve())
-        yield Path(folder)
-
-
-def _config(folder: Path, file: Path) -> PreTrainedConfig:
-    try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(str(folder), gguf_file=_NAME)
-    except Exception as error:
-        raise ModelRefused(f"the metadata of {file} is not usable: {first_line(error)}") from error
-    return config
-
-
-def _read(
-    folder: Path, config: PreTrainedConfig, file: Path, dtype: torch.dtype
-) -> PreTrainedModel:
-    try:
-        with _without_progress_bar():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                str(folder),
-                config=config,
-                gguf_file=_NAME,
-                dtype=dtype,
-                attn_implementation=ATTENTION_NAME,
-                trust_remote_code=False,
-                output_loading_info=True,
+def _values(
+    stored: Mapping[str, StoredBlocks], architecture: GgufArchitecture, file: Path
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Each tensor in float32, by its name in the state dict."""
+    for name, blocks in stored.items():
+        if not blocks.has_the_values_of_the_library():
+            raise ModelRefused(
+                f"gguf {version('gguf')} dequantizes the type {blocks.kind}, of {name} in {file}, "
+                "to other values than this engine; use the folder with safetensors"
             )
+        values = blocks.dequantized()
+        if len(values) > 1:
+            yield name, values
+        else:
+            yield name, values[0] - architecture.norm_offset * name.endswith("norm.weight")
+
+
+def _model(
+    config: PreTrainedConfig, state: Mapping[str, torch.Tensor], dtype: torch.dtype, file: Path
+) -> PreTrainedModel:
+    """The model of a state dict, with whose memory it computes."""
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    try:
+        model, report = model_class.from_pretrained(
+            None,
+            config=config,
+            state_dict=state,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            output_loading_info=True,
+        )
     except Exception as error:
         raise ModelRefused(f"transformers cannot load {file}: {first_line(error)}") from error
-    model, report = loaded
     assert isinstance(model, PreTrainedModel)
-    if report["missing_keys"]:
-        raise ModelRefused(f"{file} lacks the weights of {min(report['missing_keys'])}")
-    # The weights are plain tensors now; what transformers notes of their origin is of no use.
-    del model.config.quantization_config
+    lacking = [*report["missing_keys"], *report["mismatched_keys"], *report["unexpected_keys"]]
+    if lacking:
+        raise ModelRefused(
+            f"the weights of {file} do not fit its metadata: {min(map(str, lacking))}"
+        )
     return model
-
-
-@contextmanager
-def _without_progress_bar() -> Iterator[None]:
-    """Keep the reader's bar out of the log; it does not follow transformers' own switch."""
-    reader: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
-    bar = reader.tqdm
-    reader.tqdm = lambda tensors, **_: tensors
-    try:
-        yield
-    finally:
-        reader.tqdm = bar
 
 
 def first_line(error: Exception) -> str:

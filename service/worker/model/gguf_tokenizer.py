@@ -5,13 +5,11 @@ only named there. A split that transformers does not know would be replaced by a
 the model would get other tokens than in training, so such a file is refused.
 """
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from tokenizers import pre_tokenizers
 
-_NAME = "model.gguf"
 #: The names of splits that transformers' default for byte-level vocabularies is right for.
 DEFAULT_SPLITS = frozenset({"gpt-2"})
 #: The names of splits that put each digit apart before the default split.
@@ -28,10 +26,11 @@ def load_gguf_tokenizer(file: Path) -> Any:
     from transformers import PreTrainedTokenizerFast
     from transformers.integrations.gguf.gguf_tokenizer_mapping import (
         GGUF_PRE_TOKENIZER_SPLITS,
+        convert_gguf_tokenizer,
         get_gguf_tokenizer,
     )
 
-    _, described, _ = get_gguf_tokenizer(str(file))
+    architecture, described, options = get_gguf_tokenizer(str(file))
     split = described.get("pre_tokenizer_type")
     is_byte_level = described.get("tokenizer_type") == "gpt2"
     known = DEFAULT_SPLITS | DIGIT_SPLITS | GGUF_PRE_TOKENIZER_SPLITS.keys()
@@ -39,10 +38,9 @@ def load_gguf_tokenizer(file: Path) -> Any:
         raise ValueError(
             f"its tokenizer.ggml.pre is {split!r}; known are {', '.join(sorted(known))}"
         )
-    # transformers also reads what lies beside the file, so the file gets a folder of its own.
-    with tempfile.TemporaryDirectory(prefix="quire-gguf-") as folder:
-        (Path(folder) / _NAME).symlink_to(file.resolve())
-        loaded: Any = PreTrainedTokenizerFast.from_pretrained(folder, gguf_file=_NAME)
+    backend, _ = convert_gguf_tokenizer(architecture, described)
+    tokenizer_class: Any = PreTrainedTokenizerFast
+    loaded = tokenizer_class(tokenizer_object=backend, **options)
     if is_byte_level and split in DIGIT_SPLITS:
         loaded.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [

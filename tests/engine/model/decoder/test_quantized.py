@@ -4,13 +4,13 @@ That the tokens are those of `generate` with the dequantized weights is tested w
 tests/engine/model/wide/test_gguf.py.
 """
 
-import logging
 from dataclasses import replace
 
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
 
+from engine.errors import ModelRefused
 from engine.model.checks.probe import probe
 from engine.model.decoder import native_weights
 from engine.model.decoder.decoder_config import read_config
@@ -18,6 +18,7 @@ from engine.model.decoder.decoder_weights import read_weights
 from engine.model.decoder.native_decoder import NativeDecoder
 from engine.model.device.weight_files import WeightFiles
 from engine.model.kernels.build import VARIANTS, best_variant
+from engine.model.wide import gguf_blocks
 from engine.model.wide.gguf_blocks import KINDS
 from engine.model.wide.loader import load_model
 from tests.engine.model.builders import generate, make_prompt, make_runner, requests_of
@@ -157,16 +158,14 @@ def test_blocks_have_the_values_that_the_library_reads_bit_for_bit(kind, tmp_pat
         assert torch.equal(blocks.unpacked().dequantized(), state[name]), name
 
 
-def test_blocks_of_other_values_than_the_model_s_are_not_kept(file_of, caplog):
-    subject = Subject(file_of("untied"), "float32")
-    name = "model.layers.0.mlp.down_proj.weight"
-    wrong = replace(subject.stored[name], blocks=subject.stored[name].blocks.flip(0))
-    with caplog.at_level(logging.WARNING):
-        native = subject.native(stored={name: wrong})
-    assert "its blocks have other values" in caplog.text
-    assert "-int8x" not in native.name
-    expected = subject.logits(subject.native(stored={}), ALONE)
-    assert all(map(torch.equal, subject.logits(native, ALONE), expected))
+def test_a_type_of_which_the_library_reads_other_values_is_refused(file_of, monkeypatch):
+    def flipped(blocks):
+        weight = KINDS["Q4_0"](blocks)
+        return replace(weight, numbers=weight.numbers ^ 1)
+
+    monkeypatch.setattr(gguf_blocks, "KINDS", {**KINDS, "Q4_0": flipped})
+    with pytest.raises(ModelRefused, match=r"dequantizes the type Q4_0, of model\."):
+        load_model(file_of("untied"))
 
 
 def test_the_form_is_in_the_fingerprint(file_of):

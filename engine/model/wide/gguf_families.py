@@ -1,0 +1,168 @@
+"""The architectures of GGUF files that are served: their keys and tensors, and the model's names.
+
+The names in files are those of llama.cpp's converter:
+https://github.com/ggml-org/llama.cpp/blob/master/gguf-py/gguf/constants.py. Reads no file.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+
+from engine.model.wide.gguf_header import GgufHeader
+
+#: The metadata keys after the architecture's name that must be there, with what they are in a
+#: configuration of transformers.
+NEEDED_KEYS = {
+    "context_length": "max_position_embeddings",
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+}
+OPTIONAL_KEYS = {"vocab_size": "vocab_size", "rope.freq_base": "rope_theta"}
+#: The size of a head: all that are there must have the value of the first.
+HEAD_KEYS = ("rope.dimension_count", "attention.key_length", "attention.value_length")
+#: Special tokens. Without them there are none: a configuration has others by default.
+TOKEN_KEYS = {
+    "tokenizer.ggml.bos_token_id": "bos_token_id",
+    "tokenizer.ggml.eos_token_id": "eos_token_id",
+}
+#: The array that has an element for each token.
+TOKENS = "tokenizer.ggml.tokens"
+
+EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
+MODEL_TENSORS = {EMBEDDING: "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight"}
+#: Absent where the output layer has the weights of the embedding.
+HEAD = "lm_head.weight"
+
+_QUERY, _KEY = "attn_q.weight", "attn_k.weight"
+_LAYER_TENSORS = {
+    "attn_norm.weight": "input_layernorm.weight",
+    _QUERY: "self_attn.q_proj.weight",
+    _KEY: "self_attn.k_proj.weight",
+    "attn_v.weight": "self_attn.v_proj.weight",
+    "attn_output.weight": "self_attn.o_proj.weight",
+    "ffn_norm.weight": "post_attention_layernorm.weight",
+    "ffn_gate.weight": "mlp.gate_proj.weight",
+    "ffn_up.weight": "mlp.up_proj.weight",
+    "ffn_down.weight": "mlp.down_proj.weight",
+}
+_QKV_BIASES = {
+    "attn_q.bias": "self_attn.q_proj.bias",
+    "attn_k.bias": "self_attn.k_proj.bias",
+    "attn_v.bias": "self_attn.v_proj.bias",
+}
+_QK_NORMS = {
+    "attn_q_norm.weight": "self_attn.q_norm.weight",
+    "attn_k_norm.weight": "self_attn.k_norm.weight",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GgufArchitecture:
+    """What distinguishes the files of one architecture.
+
+    Args:
+        model_type: the type of transformers' configuration.
+        more_tensors: of each layer, beside those of every architecture or instead of them, with
+            their names in a layer of transformers.
+        more_keys: metadata that must be there, beside NEEDED_KEYS, with their names in the
+            configuration.
+        assumed: metadata that has no name in the configuration, each with the value that
+            transformers assumes. A file may state that value, and no other.
+        is_paired: the file has the rows of a head of queries and keys in the order of a rotation
+            that turns neighbours, and transformers turns halves.
+        norm_offset: what the file adds to the weights of norms.
+    """
+
+    model_type: str
+    more_tensors: Mapping[str, str] = field(default_factory=dict)
+    more_keys: Mapping[str, str] = field(default_factory=dict)
+    assumed: Mapping[str, float] = field(default_factory=dict)
+    is_paired: bool = False
+    norm_offset: float = 0.0
+
+    @property
+    def layer_tensors(self) -> Mapping[str, str]:
+        """Of each layer: names in the file, and in a layer of transformers."""
+        return {**_LAYER_TENSORS, **self.more_tensors}
+
+    @property
+    def needed_keys(self) -> Mapping[str, str]:
+        return {**NEEDED_KEYS, **self.more_keys}
+
+    @property
+    def known_keys(self) -> frozenset[str]:
+        """All metadata after the architecture's name that a file may have."""
+        return frozenset({*self.needed_keys, *OPTIONAL_KEYS, *HEAD_KEYS, *self.assumed})
+
+    def config(self, header: GgufHeader, name: str) -> PreTrainedConfig:
+        """The configuration of a file of this architecture, whose name in the file is `name`.
+
+        Raises:
+            Exception: transformers does not take the values.
+        """
+        keys = {**self.needed_keys, **OPTIONAL_KEYS}
+        values: dict[str, Any] = {
+            renamed: header.metadata[f"{name}.{key}"]
+            for key, renamed in keys.items()
+            if f"{name}.{key}" in header.metadata
+        }
+        heads = [f"{name}.{key}" for key in HEAD_KEYS if f"{name}.{key}" in header.metadata]
+        if heads:
+            values["head_dim"] = header.metadata[heads[0]]
+        values |= {renamed: header.metadata.get(key) for key, renamed in TOKEN_KEYS.items()}
+        if TOKENS in header.lengths:
+            values.setdefault("vocab_size", header.lengths[TOKENS])
+        values["tie_word_embeddings"] = all(one.name != OUTPUT for one in header.tensors)
+        config: PreTrainedConfig = CONFIG_MAPPING[self.model_type].from_dict(values)
+        return config
+
+    def name_of(self, tensor: str) -> str | None:
+        """The name of a tensor of a file in a model's state dict; None if it has none."""
+        if tensor == OUTPUT:
+            return HEAD
+        layer, own = layer_of(tensor)
+        if layer is None:
+            return MODEL_TENSORS.get(own)
+        renamed = self.layer_tensors.get(own)
+        return None if renamed is None else f"model.layers.{layer}.{renamed}"
+
+    def num_pairs(self, tensor: str, config: PreTrainedConfig) -> int | None:
+        """The heads whose rows have another order than in transformers; None for no heads."""
+        if not self.is_paired:
+            return None
+        heads = {_QUERY: config.num_attention_heads, _KEY: config.num_key_value_heads}
+        return heads.get(layer_of(tensor)[1])
+
+
+#: By the architecture's name in the file.
+FAMILIES: Mapping[str, GgufArchitecture] = {
+    "llama": GgufArchitecture("llama", is_paired=True),
+    "qwen2": GgufArchitecture("qwen2", _QKV_BIASES),
+    "qwen3": GgufArchitecture("qwen3", _QK_NORMS),
+    "gemma3": GgufArchitecture(
+        "gemma3_text",
+        {
+            **_QK_NORMS,
+            "ffn_norm.weight": "pre_feedforward_layernorm.weight",
+            "post_attention_norm.weight": "post_attention_layernorm.weight",
+            "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
+        },
+        more_keys={"attention.sliding_window": "sliding_window", "rope.freq_base": "rope_theta"},
+        # Of the layers with a window.
+        assumed={"rope.freq_base_swa": 10000.0},
+        norm_offset=1.0,
+    ),
+}
+
+
+def layer_of(tensor: str) -> tuple[int | None, str]:
+    """The layer of a tensor of a file and its name in it; None and the whole name for no layer."""
+    part = re.fullmatch(r"blk\.(\d{1,6})\.(.+)", tensor)
+    return (int(part[1]), part[2]) if part else (None, tensor)
