@@ -75,6 +75,13 @@ class Console:
             cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
             sys.stdout.write("  ".join(cells).rstrip() + "\n")
 
+    def table_of_shards(
+        self, header: Sequence[str], rows: Iterable[Sequence[object]], num_shards: int
+    ) -> None:
+        """The same for rows that begin with the number of a shard: without it if there is one."""
+        first = 1 if num_shards == 1 else 0
+        self.table(header[first:], [row[first:] for row in rows])
+
     def clear(self) -> None:
         """Clears the terminal, for what is printed in place."""
         raw(sys.stdout).write("\x1b[H\x1b[2J")
@@ -251,6 +258,11 @@ def client_of(arguments: argparse.Namespace) -> Client:
 def async_client_of(arguments: argparse.Namespace) -> AsyncClient:
     """The same client for an event loop. InvalidRequest."""
     return _made(AsyncClient, arguments)
+
+
+def of_shard(number: int, num_shards: int) -> str:
+    """How a sentence about a shard begins: not at all if there is only one."""
+    return f"shard {number}: " if num_shards > 1 else ""
 
 
 def url_of(arguments: argparse.Namespace) -> str:

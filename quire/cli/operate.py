@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from quire.cli.console import (
     Console,
@@ -14,6 +14,7 @@ from quire.cli.console import (
     client_of,
     few,
     not_negative,
+    of_shard,
     sides_of,
 )
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
@@ -23,10 +24,14 @@ from quire.errors import UnknownRequest
 from quire.queue.repair.dead_letters import DeadLetter
 from quire.queue.request.status import RequestStatus
 from quire.queue.roles import Observer, Operator
+from quire.queue.view.inspection import ShardState
 from quire.queue.view.view import Part, QueueView, view_queues
 from quire.queue.workers.workers import GONE_SECONDS
 from quire.wire.json_values import plain
 from quire.wire.protocol import Activity
+
+#: The columns of a worker's load: requests, share of its KV cache, tokens since its start.
+_LOAD = ("running", "kv_cache", "tokens")
 
 #: The most dead letters that are searched for an id, or purged at once.
 MAX_LETTERS = 10_000
@@ -269,36 +274,42 @@ def _show(view: QueueView, console: Console) -> None:
             console.data({"shard": number} | plain(shard) | derived)
         return
     sums = [
-        (number, s.num_queued, s.num_scheduled, s.num_leases, *s.activities.values(),
-         s.num_expired_leases, s.num_dead_letters, "PAUSED" if s.is_paused else "no")
+        (number, s.num_queued, s.num_leases, s.num_scheduled, s.num_expired_leases,
+         s.num_dead_letters, "PAUSED" if s.is_paused else "no")
         for number, s in enumerate(shards)
     ]  # fmt: skip
-    doing = ["waiting_in_worker" if one is Activity.WAITING else str(one) for one in Activity]
-    _table(
-        console,
-        ("shard", "queued", "scheduled", "claimed", *doing, "expired_leases", "dead_letters",
-         "paused"),
-        sums,
-        len(shards),
-    )  # fmt: skip
+    header = (
+        "shard",
+        "waiting",
+        "running",
+        "scheduled",
+        "expired_leases",
+        "dead_letters",
+        "paused",
+    )
+    console.table_of_shards(header, sums, len(shards))
+    for number, shard in enumerate(shards):
+        if told := _told(shard):
+            console.data(None, f"{of_shard(number, len(shards))}{told}")
     console.data(None, "")
     streams = [
         (
             number,
             ingress.priority.name.lower(),
-            ingress.num_undelivered,
-            f"{ingress.undelivered_seconds:.1f}",
+            ingress.num_queued,
+            f"{ingress.undelivered_seconds:.1f}" if ingress.num_queued else "-",
         )
         for number, shard in enumerate(shards)
         for ingress in reversed(shard.ingress)
     ]
-    _table(console, ("shard", "priority", "unread", "oldest_s"), streams, len(shards))
+    console.table_of_shards(("shard", "priority", "waiting", "oldest_s"), streams, len(shards))
     for number, shard in enumerate(shards):
         if shard.num_lost:
             detail = "queued requests are lost: no rank set has them; see `quire doctor`"
-            console.data(None, f"shard {number}: at least {shard.num_lost} {detail}")
+            prefix = of_shard(number, len(shards))
+            console.data(None, f"{prefix}at least {shard.num_lost} {detail}")
         if shard.policy:
-            console.data(None, f"shard {number}: ranked by {shard.policy}")
+            console.data(None, f"{of_shard(number, len(shards))}ranked by {shard.policy}")
     show_tenants(view, console)
     console.data(None, "")
     _show_workers(view, console)
@@ -316,29 +327,41 @@ def _show_workers(view: QueueView, console: Console) -> None:
             number,
             worker.name,
             worker.shown_state,
-            f"{worker.seen_seconds:.1f}",
             worker.model or "-",
             few(sorted(worker.adapters)) or "-",
-            _load(worker.load),
+            *_load(worker.load),
+            f"{worker.seen_seconds:.1f}",
         )
         for number, worker in known
         if not worker.is_gone
     ]
-    header = ("shard", "worker", "state", "seen_s", "model", "adapters", "load")
-    _table(console, header, shown, len(view.shards))
+    header = ("shard", "worker", "state", "model", "adapters", *_LOAD, "seen_s")
+    console.table_of_shards(header, shown, len(view.shards))
     if gone := len(known) - len(shown):
         console.data(None, f"{gone} more, not seen for {GONE_SECONDS / 60:g} minutes")
 
 
-def _table(
-    console: Console, header: Sequence[str], rows: Sequence[Sequence[object]], num_shards: int
-) -> None:
-    """Prints rows that begin with the number of a shard; without it if there is only one."""
-    first = 1 if num_shards == 1 else 0
-    console.table(header[first:], [row[first:] for row in rows])
+def _told(shard: ShardState) -> str:
+    """What the running requests do, as the workers told it; empty if none told anything.
+
+    The numbers are some seconds old, so they need not add up to those that run now.
+    """
+    counts = [
+        f"{count} {'waiting in a worker' if one is Activity.WAITING else one}"
+        for one, count in shard.activities.items()
+        if count
+    ]
+    if not counts:
+        return ""
+    seconds = max(worker.seen_seconds for worker in shard.workers if worker.is_alive)
+    return f"{', '.join(counts)}, as workers told up to {seconds:.1f} s ago"
 
 
-def _load(load: object) -> str:
-    assert isinstance(load, dict)
-    # Ten digits, because a worker counts its tokens here.
-    return " ".join(f"{name}={value:.10g}" for name, value in sorted(load.items()))
+def _load(load: Mapping[str, float]) -> tuple[str, str, str]:
+    """The cells of _LOAD; a dash for what a worker does not tell."""
+    claims, usage, tokens = (load.get(name) for name in ("claims", "kv_usage", "generated"))
+    return (
+        "-" if claims is None else f"{claims:.0f}",
+        "-" if usage is None else f"{usage:.0%}",
+        "-" if tokens is None else f"{tokens:.0f}",
+    )

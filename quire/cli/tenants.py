@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from datetime import UTC, datetime
 
-from quire.cli.console import Console, add_server, client_of
+from quire.cli.console import Console, add_server, client_of, of_shard
 from quire.cli.exit_codes import EXIT_OK
 from quire.queue.view.view import QueueView
 
@@ -64,9 +64,10 @@ def show_tenants(view: QueueView, console: Console) -> None:
     has_several = any(one.num_tenants > 1 for one in view.sharing)
     if not (has_limits or has_several or view.shared.by_tokens):
         return
+    num_shards = len(view.sharing)
     for number, one in enumerate(view.sharing):
         if one.by_tokens:
-            console.data(None, f"shard {number}: tenants take turns by tokens")
+            console.data(None, f"{of_shard(number, num_shards)}tenants take turns by tokens")
     console.data(None, "")
     rows = [
         (number, state.tenant, state.num_open, state.weight, state.ahead_tokens,
@@ -75,7 +76,7 @@ def show_tenants(view: QueueView, console: Console) -> None:
         for state in shown
     ]  # fmt: skip
     header = ("shard", "tenant", "open", "weight", "ahead", "per_minute", "left")
-    console.table(header, rows)
+    console.table_of_shards(header, rows, num_shards)
     left_out = view.shared.num_tenants - sum(map(len, view.tenants))
     if left_out > 0:
         console.data(None, f"{left_out} more tenants with fewer open requests")

@@ -169,7 +169,7 @@ def test_doctor_warns_of_workers_with_several_policies(quire, real_broker):
 def test_status_shows_the_policy(quire, real_broker):
     assert "ranked by" not in quire("status")[1]
     real_broker.announce(QueuePolicy("adaptive", 30_000, 4096))
-    shown = "shard 0: ranked by adaptive, aging 30000 ms, size scale 4096 tokens"
+    shown = "ranked by adaptive, aging 30000 ms, size scale 4096 tokens"
     assert shown in quire("status")[1]
     (state,) = records(quire("status", "--json")[1])
     assert state["policy"] == {"name": "adaptive", "aging_ms": 30_000, "size_scale": 4096}

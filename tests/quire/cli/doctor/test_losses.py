@@ -41,7 +41,7 @@ def test_status_names_requests_without_an_entry(quire, real_broker, real_connect
     real_broker.submit_many([make_request(id=f"r{number}") for number in range(3)])
     assert "lost" not in quire("status")[1]
     trim(real_connection, real_broker)
-    assert "shard 0: at least 3 queued requests are lost" in quire("status")[1]
+    assert "\nat least 3 queued requests are lost" in quire("status")[1]
     (state,) = records(quire("status", "--json")[1])
     assert state["num_lost"] == 3
     real_broker.restore()
