@@ -20,7 +20,8 @@ def page(name: str) -> str:
 
 def blocks(text: str, language: str = "") -> list[str]:
     """The blocks of one language, in their order; `""` for those without a name."""
-    return re.findall(rf"^ *```{language}\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE)
+    found = re.findall(r"^ *```([\w-]*)\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE)
+    return [code for name, code in found if name == language]
 
 
 def commands(text: str, language: str = "") -> list[str]:

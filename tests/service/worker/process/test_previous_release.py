@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from quire.client.client import Client
+from quire.client.client import Client, Handle
 from quire.queue.broker import Broker
 from quire.transport.connection import connect
-from quire.transport.local_redis import LocalRedis
+from quire.transport.local_redis import URL_VARIABLE, LocalRedis
 from quire.wire.output import Completion, State
+from tests.examples.pages import command, page, typed
 from tests.service.builders import CHECKOUT
 from tests.service.fake_model import eventually, expected_tokens
 
@@ -182,6 +183,42 @@ def test_both_releases_serve_one_queue_and_continue_each_others_requests(
     logs = {kind: [*tmp_path.glob(f"{kind}-?.log")] for kind in ("old", "new")}
     for kind, files in logs.items():
         assert sum(map(finished, files)) > 0, kind
+
+
+def test_an_upgrade_as_the_page_says_loses_nothing(
+    release, redis_url, processes, tmp_path, monkeypatch, capsys
+):
+    text = page("upgrade")
+    monkeypatch.setenv(URL_VARIABLE, redis_url)
+    old = processes.worker("old-1", release)
+    with Client(redis_url) as client, connect(redis_url) as connection:
+
+        def submit(number: int) -> Handle:
+            sampling = {"max_tokens": NUM_TOKENS, "ignore_eos": True, "seed": number}
+            return client.submit(prompt=[4, 4, number], sampling=sampling)
+
+        def is_ready(name: str) -> bool:
+            return (name, "ready") in [
+                (one.name, one.state) for one in Broker(connection).workers()
+            ]
+
+        handles = [submit(number) for number in range(4)]
+        eventually(
+            lambda: finished(tmp_path / "old-1.log"), "it ends some", seconds=PATIENCE_SECONDS
+        )
+        processes.worker("new-1", Path(CHECKOUT))
+        eventually(lambda: is_ready("new-1"), "today's is ready", seconds=PATIENCE_SECONDS)
+        assert typed(command(text, "quire status")) == 0
+        shown = capsys.readouterr().out
+        assert "old-1" in shown and "new-1" in shown
+        # More than both have room for, so that the old one has some to give back.
+        handles += [submit(number) for number in range(4, NUM_REQUESTS)]
+        assert typed(command(text, "quire drain").replace("NAME", "old-1")) == 0
+        results = [handle.result(timeout=PATIENCE_SECONDS) for handle in handles]
+    assert old.wait(PATIENCE_SECONDS) == 0
+    for number, result in enumerate(results):
+        check(result, [4, 4, number], seed=number)
+    assert finished(tmp_path / "new-1.log") > 0
 
 
 def check(result: Completion, prompt: list[int], *, seed: int) -> None:
