@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from quire.cli.console import Console, add_server, not_negative, sides_of
 from quire.cli.exit_codes import EXIT_OK
+from quire.cli.usage import limit
 from quire.errors import InvalidRequest
 from quire.queue.control.control import ENDS_KEPT, Control
 from quire.queue.control.defaults import QueueDefaults
@@ -21,18 +22,16 @@ NONE = "-"
 
 def add_limits(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire limits`."""
-    parser.add_argument("--requests", type=_limit, metavar="N", help="most waiting requests")
-    parser.add_argument(
-        "--tokens", type=_limit, metavar="N", help="most tokens of waiting requests"
-    )
+    parser.add_argument("--requests", type=limit, metavar="N", help="most waiting requests")
+    parser.add_argument("--tokens", type=limit, metavar="N", help="most tokens of waiting requests")
     help_ = "most open requests of any one tenant, waiting or running"
-    parser.add_argument("--per-tenant", type=_limit, metavar="N", help=help_)
+    parser.add_argument("--per-tenant", type=limit, metavar="N", help=help_)
     help_ = "the same for this tenant alone; N is 0 for no limit, empty to use --per-tenant again"
     parser.add_argument(
         "--of", type=_of_tenant, action="append", default=[], metavar="TENANT=N", help=help_
     )
     help_ = "most tokens that any one tenant may submit per minute, prompt and answer"
-    parser.add_argument("--tokens-per-minute", type=_limit, metavar="N", help=help_)
+    parser.add_argument("--tokens-per-minute", type=limit, metavar="N", help=help_)
     help_ = "the same for this tenant alone; N is 0 for no limit, empty to use --tokens-per-minute"
     parser.add_argument(
         "--tokens-per-minute-of",
@@ -53,11 +52,11 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
     help_ = "target latency of requests without one, from when they may be claimed; 0 for none"
     parser.add_argument("--target-latency", type=not_negative, metavar="SECONDS", help=help_)
     help_ = "most tokens of answers to requests without `max_tokens`; 0: what the context has left"
-    parser.add_argument("--default-max-tokens", type=_limit, metavar="N", help=help_)
+    parser.add_argument("--default-max-tokens", type=limit, metavar="N", help=help_)
     help_ = f"about how many ends are kept for readers, {ENDS_KEPT} unless set; 0 tells none"
-    parser.add_argument("--ends", type=_limit, metavar="N", help=help_)
+    parser.add_argument("--ends", type=limit, metavar="N", help=help_)
     help_ = "keep requests of up to so many bytes, prompts included, with their results; 0: none"
-    parser.add_argument("--keep-prompts", type=_limit, metavar="BYTES", help=help_)
+    parser.add_argument("--keep-prompts", type=limit, metavar="BYTES", help=help_)
     add_server(parser)
     parser.epilog = (
         "Without a flag it shows the limits. 0 removes a limit; a limit without its flag stays. "
@@ -176,13 +175,6 @@ def _text(limit: int | None) -> str:
     return NONE if limit is None else str(limit)
 
 
-def _limit(text: str) -> int:
-    """The type of a flag that is a limit; 0 means no limit."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text} is not a number of requests or tokens")
-    return int(text)
-
-
 def _weight_of(text: str) -> tuple[str, int | None]:
     """The type of `TENANT=N`: the tenant and its weight, or None for that of all others."""
     tenant, weight = _of_tenant(text)
@@ -193,7 +185,7 @@ def _weight_of(text: str) -> tuple[str, int | None]:
 
 def _of_tenant(text: str) -> tuple[str, int | None]:
     """The type of `TENANT=N`: the tenant and its limit, or None to use --per-tenant."""
-    tenant, equals, limit = text.partition("=")
+    tenant, equals, number = text.partition("=")
     if not equals or not is_tenant_name(tenant):
         raise argparse.ArgumentTypeError(f"{text} is not a tenant's name, `=` and a number")
-    return tenant, _limit(limit) if limit else None
+    return tenant, limit(number) if number else None

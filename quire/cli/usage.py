@@ -59,6 +59,13 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def limit(text: str) -> int:
+    """The type of a flag that is a limit, in the unit of its metavar or of its help."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 0")
+    return int(text)
+
+
 class _ShortUsage(argparse.HelpFormatter):
     """Prints `[options]` for all optional arguments: argparse does not wrap a long group."""
 

@@ -10,9 +10,10 @@ import argparse
 import math
 from dataclasses import dataclass
 
-from quire.cli.console import Console, add_json, not_negative
+from quire.cli.console import Console, add_json
 from quire.cli.exit_codes import EXIT_OK
-from quire.cli.usage import positive
+from quire.cli.usage import limit, positive
+from quire.errors import InvalidRequest
 
 #: Redis' memory for an ended request: a base, and the output. From 5.0 kB with 64 tokens and 9.5 kB
 #: with 400.
@@ -22,6 +23,10 @@ OUTPUT_TOKEN_BYTES = 13.4
 #: 500. A word is 1.3 tokens.
 WAITING_BYTES = 1_345.0
 PROMPT_TOKEN_BYTES = 4.2
+#: For a request that is kept after its end, prompt included: a base, and the prompt as text. From
+#: 0.36 kB with 10 words and 3.22 kB with 500.
+KEPT_BYTES = 300.0
+KEPT_TOKEN_BYTES = 4.49
 #: Redis' processor time of a whole request, from its submit to its end.
 REDIS_SECONDS = 350e-6
 
@@ -29,6 +34,9 @@ REDIS_SECONDS = 350e-6
 #: above this share waiting times grow faster than the load.
 WORKER_SHARE = 0.7
 REDIS_SHARE = 0.5
+#: The largest number of a plan; sums of larger ones would not be finite.
+MAX_NUMBER = 1e12
+
 #: Redis' memory beside its data: fragmentation, buffers, and pages that change during a save.
 MEMORY_FACTOR = 1.5
 
@@ -37,7 +45,8 @@ MEMORY_FACTOR = 1.5
 class Load:
     """What comes: requests per second, tokens of each, and how long things stay in Redis.
 
-    `waiting` is the most requests that wait at once.
+    `waiting` is the most requests that wait at once. `keep_prompts` is the setting of the queue: up
+    to how many bytes a request is kept with its results.
     """
 
     requests_per_second: float
@@ -45,6 +54,7 @@ class Load:
     output_tokens: float
     kept_seconds: float
     waiting: int = 0
+    keep_prompts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +105,9 @@ def plan_for(load: Load, speed: Speed, *, worker_price: float | None = None) -> 
     busy = load.requests_per_second * seconds
     ended = math.ceil(load.requests_per_second * load.kept_seconds)
     prompt_bytes = PROMPT_TOKEN_BYTES * load.prompt_tokens
-    # The prompt is deleted when its request ends.
-    ended_bytes = math.ceil(ended * (ENDED_BYTES + OUTPUT_TOKEN_BYTES * load.output_tokens))
+    ended_bytes = math.ceil(
+        ended * (ENDED_BYTES + OUTPUT_TOKEN_BYTES * load.output_tokens + _kept_bytes(load))
+    )
     waiting_bytes = math.ceil(load.waiting * (WAITING_BYTES + prompt_bytes))
     cores = load.requests_per_second * REDIS_SECONDS
     workers = math.ceil(busy / WORKER_SHARE) + 1
@@ -111,6 +122,12 @@ def plan_for(load: Load, speed: Speed, *, worker_price: float | None = None) -> 
         redis_servers=max(1, math.ceil(cores / REDIS_SHARE)),
         price=None if worker_price is None else _price(load, busy, workers, worker_price),
     )
+
+
+def _kept_bytes(load: Load) -> float:
+    """The bytes of the prompt of an ended request; 0 if it is deleted at the end."""
+    num_bytes = KEPT_BYTES + KEPT_TOKEN_BYTES * load.prompt_tokens
+    return num_bytes if num_bytes <= load.keep_prompts else 0.0
 
 
 def _price(load: Load, busy: float, workers: int, worker_price: float) -> Price:
@@ -140,12 +157,14 @@ def add_plan(parser: argparse.ArgumentParser) -> None:
         ("--kept", "seconds for which results stay: retention_seconds [3600]", 3600.0),
     )
     for flag, help_, default in numbers:
-        parser.add_argument(flag, type=not_negative, default=default, metavar="N", help=help_)
+        parser.add_argument(flag, type=_number, default=default, metavar="N", help=help_)
+    help_ = "as `quire limits --keep-prompts`; unset: prompts are deleted at the end"
+    parser.add_argument("--keep-prompts", type=limit, default=0, metavar="BYTES", help=help_)
     parser.add_argument(
         "--waiting", type=positive, default=1000, metavar="N", help="most that wait at once [1000]"
     )
     help_ = "money per hour of one worker, in any currency; unset: no row of money"
-    parser.add_argument("--worker-price", type=not_negative, metavar="N", help=help_)
+    parser.add_argument("--worker-price", type=_number, metavar="N", help=help_)
     add_json(parser)
 
 
@@ -157,8 +176,11 @@ def run_plan(arguments: argparse.Namespace, console: Console) -> int:
         arguments.output_tokens,
         arguments.kept,
         arguments.waiting,
+        arguments.keep_prompts,
     )
-    speed = Speed(max(arguments.worker_speed, 1e-9), arguments.prompt_speed or None)
+    if not arguments.worker_speed:
+        raise InvalidRequest("--worker-speed", "must be more than 0: measure it with quire bench")
+    speed = Speed(arguments.worker_speed, arguments.prompt_speed or None)
     plan = plan_for(load, speed, worker_price=arguments.worker_price)
     if console.is_json:
         console.data(plan)
@@ -178,6 +200,17 @@ def run_plan(arguments: argparse.Namespace, console: Console) -> int:
             rows.append(("money per million", money(price.per_million), least))
     console.table(("what", "needed", "because"), rows)
     return EXIT_OK
+
+
+def _number(text: str) -> float:
+    """The type of a flag that is a number of a plan."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number <= MAX_NUMBER:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 to {MAX_NUMBER:g}")
+    return number
 
 
 def money(amount: float) -> str:

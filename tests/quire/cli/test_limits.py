@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from quire.cli.exit_codes import EXIT_USAGE
 from quire.errors import QueueFull
 from quire.queue.control.defaults import QueueDefaults
 from quire.queue.control.limits import QueueLimits
@@ -173,3 +174,11 @@ def test_how_long_a_kept_prompt_may_be_is_set_and_shown(quire, real_broker):
     assert real_broker.control().prompts_kept == 65_536
     code, _, err = quire("limits", "--keep-prompts", "99999999")
     assert code != 0 and "keep_prompts" in err
+
+
+@pytest.mark.parametrize("given", [("--keep-prompts", "-5"), ("--of", "gold=-5"), ("--ends", "x")])
+def test_a_limit_that_is_no_number_is_refused_in_words_that_fit_each_flag(quire, given):
+    code, _, told = quire("limits", *given)
+    assert code == EXIT_USAGE
+    number = given[1].removeprefix("gold=")
+    assert f"argument {given[0]}: {number} is not a whole number from 0" in told

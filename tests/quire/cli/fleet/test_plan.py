@@ -24,6 +24,18 @@ def test_a_waiting_request_takes_what_was_measured(words, measured):
     assert plan_for(load, SPEED).waiting_bytes / 1000 == pytest.approx(measured, rel=0.01)
 
 
+@pytest.mark.parametrize(("words", "measured"), [(10, 361), (500, 3_219)])
+def test_a_prompt_that_the_queue_keeps_takes_what_was_measured(words, measured):
+    def ended_bytes(keep_prompts: int) -> int:
+        load = Load(1.0, 1.3 * words, 64, kept_seconds=1000.0, keep_prompts=keep_prompts)
+        return plan_for(load, SPEED).ended_bytes
+
+    kept = (ended_bytes(4096) - ended_bytes(0)) / 1000
+    assert kept == pytest.approx(measured, rel=0.01)
+    # A request that is longer than what the queue keeps is not kept.
+    assert ended_bytes(300) == ended_bytes(0)
+
+
 def test_workers_have_room_and_one_to_spare():
     # 10 requests of 700 tokens need 7 workers of 1,000 tokens per second, used to 70 %.
     assert plan_for(Load(10.0, FEW, 700, 0.0), SPEED).workers == 11
@@ -68,7 +80,28 @@ def test_the_command_prints_a_table_or_json(quire):
     assert (code, json.loads(out)["workers"]) == (EXIT_OK, 3)
     code, out, _ = quire("plan", *flags, "--worker-speed", "2000")
     assert code == EXIT_OK and "36000 are kept" in out
-    assert quire("plan", *flags, "--rate", "-1")[0] == EXIT_USAGE
+    code, out, _ = quire("plan", *flags, "--keep-prompts", "65536", "--json")
+    assert json.loads(out)["ended_bytes"] > 36_000 * (4_140 + 4.49 * 500)
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (("--rate", "-1"), "argument --rate: -1 is not a number from 0 to 1e+12"),
+        (("--rate", "many"), "argument --rate: many is not a number from 0"),
+        (("--worker-price", "inf"), "argument --worker-price: inf is not a number"),
+        (("--keep-prompts", "-5"), "argument --keep-prompts: -5 is not a whole number from 0"),
+        (("--worker-speed", "0"), "--worker-speed: must be more than 0"),
+    ],
+)
+def test_a_number_that_makes_no_plan_is_refused_by_its_flag(quire, flags, complaint):
+    code, _, told = quire("plan", *flags)
+    assert code == EXIT_USAGE and complaint in told
+
+
+def test_a_rate_is_not_cut_to_the_seconds_of_a_year(quire):
+    plan = json.loads(quire("plan", "--rate", "1e9", "--kept", "1", "--json")[1])
+    assert plan["ended_requests"] == 10**9
 
 
 def test_the_command_has_a_default_for_each_number_and_an_example_that_runs(quire):
