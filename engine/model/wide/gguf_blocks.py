@@ -28,32 +28,37 @@ class StoredBlocks:
     Args:
         kind: ggml's name of the type.
         blocks: [rows, bytes], uint8.
+        shape: of the tensor, whose last dimension is a row.
     """
 
     kind: str
     blocks: torch.Tensor
+    shape: tuple[int, ...]
 
     @property
     def can_be_kept(self) -> bool:
         """Whether the kernels multiply it as it is."""
-        return self.kind in KINDS and len(self.blocks) > 1
+        return self.kind in KINDS and len(self.shape) == 2
 
     def unpacked(self) -> QuantizedWeight:
         """The numbers and scales of a type in `KINDS`."""
         return KINDS[self.kind](self.blocks)
 
     def dequantized(self) -> torch.Tensor:
-        """[rows, elements], float32."""
-        if self.kind in KINDS:
-            return self.unpacked().dequantized()
-        return _by_library(self.kind, self.blocks)
+        """The tensor in float32."""
+        return _dequantized(self.kind, self.blocks).view(self.shape)
 
     def has_the_values_of_the_library(self) -> bool:
         """Whether the library gguf gives the same values, bit for bit, for rows from all parts."""
         rows = self.blocks[:: max(1, len(self.blocks) // COMPARED_ROWS)]
-        return torch.equal(
-            StoredBlocks(self.kind, rows).dequantized(), _by_library(self.kind, rows)
-        )
+        return torch.equal(_dequantized(self.kind, rows), _by_library(self.kind, rows))
+
+
+def _dequantized(kind: str, blocks: torch.Tensor) -> torch.Tensor:
+    """[rows, elements], float32."""
+    if kind in KINDS:
+        return KINDS[kind](blocks).dequantized()
+    return _by_library(kind, blocks)
 
 
 def _by_library(kind: str, blocks: torch.Tensor) -> torch.Tensor:
@@ -197,7 +202,7 @@ def stored_blocks(
         num_heads = architecture.num_pairs(tensor.name, config)
         if num_heads is not None:
             blocks = _halves_of_heads(blocks, num_heads)
-        found[name] = StoredBlocks(kind.name, blocks)
+        found[name] = StoredBlocks(kind.name, blocks, tensor.shape[::-1])
     return MappingProxyType(found)
 
 

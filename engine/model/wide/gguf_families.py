@@ -70,9 +70,11 @@ class GgufArchitecture:
     Args:
         model_type: the type of transformers' configuration.
         more_tensors: of each layer, beside those of every architecture or instead of them, with
-            their names in a layer of transformers.
+            their names in a layer of transformers. A name with `/0` or `/1` is one of two parts of
+            a tensor, joined in its second dimension; "" means that the layer has no such tensor.
         more_keys: metadata that must be there, beside NEEDED_KEYS, with their names in the
             configuration.
+        values: what the configuration of every file has, whatever transformers' default is.
         assumed: metadata that has no name in the configuration, each with the value that
             transformers assumes. A file may state that value, and no other.
         is_paired: the file has the rows of a head of queries and keys in the order of a rotation
@@ -83,6 +85,7 @@ class GgufArchitecture:
     model_type: str
     more_tensors: Mapping[str, str] = field(default_factory=dict)
     more_keys: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, object] = field(default_factory=dict)
     assumed: Mapping[str, float] = field(default_factory=dict)
     is_paired: bool = False
     norm_offset: float = 0.0
@@ -90,7 +93,8 @@ class GgufArchitecture:
     @property
     def layer_tensors(self) -> Mapping[str, str]:
         """Of each layer: names in the file, and in a layer of transformers."""
-        return {**_LAYER_TENSORS, **self.more_tensors}
+        tensors = {**_LAYER_TENSORS, **self.more_tensors}
+        return {name: renamed for name, renamed in tensors.items() if renamed}
 
     @property
     def needed_keys(self) -> Mapping[str, str]:
@@ -113,10 +117,15 @@ class GgufArchitecture:
             for key, renamed in keys.items()
             if f"{name}.{key}" in header.metadata
         }
+        # Files of the converter have 0 for no window.
+        if values.get("sliding_window") == 0:
+            values["sliding_window"] = None
         heads = [f"{name}.{key}" for key in HEAD_KEYS if f"{name}.{key}" in header.metadata]
         if heads:
             values["head_dim"] = header.metadata[heads[0]]
         values |= {renamed: header.metadata.get(key) for key, renamed in TOKEN_KEYS.items()}
+        # Nothing is padded, and the default may be larger than the vocabulary.
+        values |= {"pad_token_id": None, **self.values}
         if TOKENS in header.lengths:
             values.setdefault("vocab_size", header.lengths[TOKENS])
         values["tie_word_embeddings"] = all(one.name != OUTPUT for one in header.tensors)
@@ -141,20 +150,73 @@ class GgufArchitecture:
         return heads.get(layer_of(tensor)[1])
 
 
+_GEMMA2_TENSORS = {
+    "ffn_norm.weight": "pre_feedforward_layernorm.weight",
+    "post_attention_norm.weight": "post_attention_layernorm.weight",
+    "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
+}
+_WINDOW = {"attention.sliding_window": "sliding_window"}
+
 #: By the architecture's name in the file.
 FAMILIES: Mapping[str, GgufArchitecture] = {
     "llama": GgufArchitecture("llama", is_paired=True),
+    # llama.cpp, too, has no key for the layers without rotation; every fourth one is.
+    "smollm3": GgufArchitecture("smollm3", values={"no_rope_layer_interval": 4}, is_paired=True),
+    "granite": GgufArchitecture(
+        "granite",
+        more_keys={
+            "attention.scale": "attention_multiplier",
+            "embedding_scale": "embedding_multiplier",
+            "residual_scale": "residual_multiplier",
+            "logit_scale": "logits_scaling",
+        },
+        is_paired=True,
+    ),
     "qwen2": GgufArchitecture("qwen2", _QKV_BIASES),
     "qwen3": GgufArchitecture("qwen3", _QK_NORMS),
-    "gemma3": GgufArchitecture(
-        "gemma3_text",
+    "qwen3moe": GgufArchitecture(
+        "qwen3_moe",
         {
             **_QK_NORMS,
-            "ffn_norm.weight": "pre_feedforward_layernorm.weight",
-            "post_attention_norm.weight": "post_attention_layernorm.weight",
-            "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
+            **dict.fromkeys(("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"), ""),
+            "ffn_gate_inp.weight": "mlp.gate.weight",
+            "ffn_gate_exps.weight": "mlp.experts.gate_up_proj/0",
+            "ffn_up_exps.weight": "mlp.experts.gate_up_proj/1",
+            "ffn_down_exps.weight": "mlp.experts.down_proj",
         },
-        more_keys={"attention.sliding_window": "sliding_window", "rope.freq_base": "rope_theta"},
+        more_keys={
+            "expert_count": "num_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "expert_feed_forward_length": "moe_intermediate_size",
+        },
+        values={"norm_topk_prob": True},
+    ),
+    "phi3": GgufArchitecture(
+        "phi3",
+        {
+            **dict.fromkeys((_QUERY, _KEY, "attn_v.weight", "ffn_gate.weight"), ""),
+            "attn_qkv.weight": "self_attn.qkv_proj.weight",
+            "ffn_up.weight": "mlp.gate_up_proj.weight",
+        },
+        more_keys={
+            **_WINDOW,
+            "rope.scaling.original_context_length": "original_max_position_embeddings",
+        },
+    ),
+    "gemma2": GgufArchitecture(
+        "gemma2",
+        _GEMMA2_TENSORS,
+        more_keys={
+            **_WINDOW,
+            "attn_logit_softcapping": "attn_logit_softcapping",
+            "final_logit_softcapping": "final_logit_softcapping",
+        },
+        norm_offset=1.0,
+    ),
+    "gemma3": GgufArchitecture(
+        "gemma3_text",
+        {**_QK_NORMS, **_GEMMA2_TENSORS},
+        more_keys={**_WINDOW, "rope.freq_base": "rope_theta"},
         # Of the layers with a window.
         assumed={"rope.freq_base_swa": 10000.0},
         norm_offset=1.0,

@@ -6,7 +6,7 @@ every tensor of the file must be known. Knows no attention backend and no tokeni
 
 import hashlib
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -96,8 +96,7 @@ def load_gguf(file: Path, *, dtype: torch.dtype | None) -> GgufModel:
         _scale_frequencies(header, config, file)
     stored = stored_blocks(header, file, architecture, config)
     dtype = dtype or _stored_dtype(header)
-    state = {key: values.to(dtype) for key, values in _values(stored, architecture, file)}
-    model = _model(config, state, dtype, file)
+    model = _model(config, _state_dict(stored, architecture, dtype, file), dtype, file)
     kept = {key: blocks for key, blocks in stored.items() if blocks.can_be_kept}
     embedding = MODEL_TENSORS[EMBEDDING]
     if config.tie_word_embeddings and embedding in kept:
@@ -184,10 +183,8 @@ def _check_metadata(header: GgufHeader, name: str, file: Path) -> None:
 
 
 def _check_tensors(header: GgufHeader, name: str, file: Path) -> None:
-    num_layers, layer_tensors = (
-        int(header.metadata[f"{name}.block_count"]),
-        FAMILIES[name].layer_tensors,
-    )
+    num_layers = int(header.metadata[f"{name}.block_count"])
+    layer_tensors = FAMILIES[name].layer_tensors
     found = {tensor.name for tensor in header.tensors}
     for tensor in MODEL_TENSORS:
         if tensor not in found:
@@ -211,9 +208,6 @@ def _check_sizes(
 ) -> None:
     """Refuse sizes that contradict the tensors: memory would be allocated for them."""
     family = FAMILIES[architecture]
-    if config.model_type != family.model_type:
-        raise ModelRefused(f"{file} is read by transformers as {config.model_type!r}, not as "
-                           f"{family.model_type!r}")  # fmt: skip
     heads, head_dim = config.num_attention_heads, _head_dim(config)
     for key in HEAD_KEYS:
         value = header.metadata.get(f"{architecture}.{key}", head_dim)
@@ -222,20 +216,26 @@ def _check_sizes(
                 f"{file} sets {architecture}.{key} to {value}, and transformers reads a head of "
                 f"{head_dim}"
             )
-    if architecture == "gemma3":
+    if architecture.startswith("gemma"):
         _check_scale(config, file)
-    hidden = config.hidden_size
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries, keys = heads * head_dim, config.num_key_value_heads * head_dim
     expected = {
-        "token_embd.weight": (hidden, config.vocab_size),
-        "blk.0.attn_q.weight": (hidden, heads * head_dim),
-        "blk.0.attn_k.weight": (hidden, config.num_key_value_heads * head_dim),
-        "blk.0.ffn_up.weight": (hidden, config.intermediate_size),
+        "self_attn.q_proj.weight": (hidden, queries),
+        "self_attn.k_proj.weight": (hidden, keys),
+        "self_attn.qkv_proj.weight": (hidden, queries + 2 * keys),
+        "mlp.up_proj.weight": (hidden, inner),
+        "mlp.gate_up_proj.weight": (hidden, 2 * inner),
     }
-    shapes = {tensor.name: tensor.shape for tensor in header.tensors}
-    for name, shape in expected.items():
-        if shapes[name] != shape:
+    names = {f"blk.0.{own}": renamed for own, renamed in family.layer_tensors.items()}
+    shapes = {name: expected[renamed] for name, renamed in names.items() if renamed in expected}
+    shapes[EMBEDDING] = (hidden, config.vocab_size)
+    for tensor in header.tensors:
+        shape = shapes.get(tensor.name, tensor.shape)
+        if tensor.shape != shape:
             raise ModelRefused(
-                f"{file} stores {name} with the shape {shapes[name]}; its metadata says {shape}"
+                f"{file} stores {tensor.name} with the shape {tensor.shape}; its metadata says "
+                f"{shape}"
             )
 
 
@@ -248,11 +248,11 @@ def _scale_frequencies(header: GgufHeader, config: PreTrainedConfig, file: Path)
 
 
 def _check_scale(config: PreTrainedConfig, file: Path) -> None:
-    """Refuse a Gemma 3 whose scores transformers would scale otherwise than it was trained."""
+    """Refuse a Gemma whose scores transformers would scale otherwise than it was trained."""
     scaled_by = config.query_pre_attn_scalar
     if config.num_hidden_layers == GEMMA3_OTHER_SCALE_LAYERS or config.head_dim != scaled_by:
         raise ModelRefused(
-            f"{file} is a Gemma 3 with {config.num_hidden_layers} layers and heads of "
+            f"{file} is a Gemma with {config.num_hidden_layers} layers and heads of "
             f"{config.head_dim}; transformers scales the scores of every such file for heads of "
             f"{scaled_by}, which is wrong for it; use the folder with safetensors"
         )
@@ -277,21 +277,27 @@ def _end_tokens(header: GgufHeader) -> frozenset[int]:
     return frozenset(value for value in values if isinstance(value, int))
 
 
-def _values(
-    stored: Mapping[str, StoredBlocks], architecture: GgufArchitecture, file: Path
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each tensor in float32, by its name in the state dict."""
-    for name, blocks in stored.items():
+def _state_dict(
+    stored: Mapping[str, StoredBlocks],
+    architecture: GgufArchitecture,
+    dtype: torch.dtype,
+    file: Path,
+) -> Mapping[str, torch.Tensor]:
+    """The dequantized weights by their names in the model."""
+    state: dict[str, torch.Tensor] = {}
+    # A part of a tensor comes before the next one.
+    for name, blocks in sorted(stored.items()):
         if not blocks.has_the_values_of_the_library():
             raise ModelRefused(
                 f"gguf {version('gguf')} dequantizes the type {blocks.kind}, of {name} in {file}, "
                 "to other values than this engine; use the folder with safetensors"
             )
         values = blocks.dequantized()
-        if len(values) > 1:
-            yield name, values
-        else:
-            yield name, values[0] - architecture.norm_offset * name.endswith("norm.weight")
+        if values.dim() == 1 and name.endswith("norm.weight"):
+            values = values - architecture.norm_offset
+        whole, values = name.split("/")[0], values.to(dtype)
+        state[whole] = torch.cat([state[whole], values], dim=1) if whole in state else values
+    return state
 
 
 def _model(

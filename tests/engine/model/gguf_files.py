@@ -3,7 +3,7 @@
 The expected weights are computed here from what was written, not by the reader under test.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,21 @@ _K_SCALES = {
     Type.Q6_K: {208: 1e-4},
 }
 
+#: Keys of some types, and their names in the configuration.
+FURTHER_KEYS = {
+    "attention.sliding_window": "sliding_window",
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+
 _SIZES = {
     "vocab_size": len(TOKENS),
     "hidden_size": 64,
@@ -57,6 +72,8 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+#: Types whose files have queries and keys in the order of another rotation.
+PAIRED = ("llama", "smollm3", "granite")
 CONFIGS = {
     "llama": transformers.LlamaConfig(**_SIZES),
     "llama tied": transformers.LlamaConfig(**_SIZES, tie_word_embeddings=True),
@@ -64,6 +81,34 @@ CONFIGS = {
     "qwen2": transformers.Qwen2Config(**_SIZES),
     # The reader takes the size of a head from the family's default.
     "qwen3": transformers.Qwen3Config(**_SIZES, head_dim=128),
+    "smollm3": transformers.SmolLM3Config(
+        **(_SIZES | {"num_hidden_layers": 5}), pad_token_id=None, no_rope_layer_interval=4
+    ),
+    "granite": transformers.GraniteConfig(
+        **_SIZES,
+        attention_multiplier=0.125,
+        embedding_multiplier=1.5,
+        residual_multiplier=0.5,
+        logits_scaling=2.0,
+    ),
+    "qwen3moe": transformers.Qwen3MoeConfig(
+        **_SIZES,
+        head_dim=16,
+        num_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        norm_topk_prob=True,
+    ),
+    "phi3": transformers.Phi3Config(
+        **_SIZES, pad_token_id=None, sliding_window=29, original_max_position_embeddings=256
+    ),
+    # Every second layer has a window.
+    "gemma2": transformers.Gemma2Config(
+        **(_SIZES | {"num_hidden_layers": 3}),
+        sliding_window=13,
+        attn_logit_softcapping=5.0,
+        final_logit_softcapping=3.0,
+    ),
     # Five layers with a window that is shorter than most prompts, and one without. The sizes are
     # multiples of the blocks of K-quants.
     "gemma3": transformers.Gemma3TextConfig(
@@ -117,7 +162,7 @@ def write_gguf(
         config.num_hidden_layers,
     )
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in _written_apart(model):
             written = names.get_name(name, try_suffixes=(".weight", ".bias"))
             assert written is not None, name
             values = parameter.detach().numpy()
@@ -131,7 +176,7 @@ def write_gguf(
                 if written not in without:
                     writer.add_tensor(written, stored, raw_dtype=chosen)
             elif written not in without:
-                if config.model_type == "gemma3_text":
+                if config.model_type.startswith("gemma"):
                     # Its norms scale by one more than what transformers stores.
                     values = values + 1
                     parameter.copy_(torch.from_numpy(values - 1))
@@ -147,7 +192,19 @@ def write_gguf(
 
 def architecture_of(config: Any) -> str:
     """The name of a model's type in GGUF files."""
-    return str(config.model_type).removesuffix("_text")
+    return str(config.model_type).removesuffix("_text").replace("qwen3_moe", "qwen3moe")
+
+
+def _written_apart(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+    """All parameters, with the gates and ups of experts as the two tensors that a file has."""
+    for name, parameter in model.named_parameters():
+        if name.endswith("experts.gate_up_proj"):
+            for part, values in zip(("gate", "up"), parameter.chunk(2, dim=1), strict=True):
+                yield f"{name.removesuffix('gate_up_proj')}{part}_proj.weight", values
+        elif name.endswith("experts.down_proj"):
+            yield f"{name}.weight", parameter
+        else:
+            yield name, parameter
 
 
 def _quantized(values: np.ndarray, kind: Type) -> np.ndarray:
@@ -178,7 +235,7 @@ def _permuted(rows: np.ndarray, name: str, config: Any) -> np.ndarray:
     """The rows of a query or key projection in the order of llama.cpp's rotary embedding."""
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     part = name.split(".")[-2]
-    if config.model_type != "llama" or part not in heads:
+    if config.model_type not in PAIRED or part not in heads:
         return rows
     shape = (heads[part], 2, rows.shape[0] // heads[part] // 2, *rows.shape[1:])
     return np.ascontiguousarray(rows.reshape(shape).swapaxes(1, 2).reshape(rows.shape))
@@ -194,15 +251,18 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.layer_norm_rms_epsilon": float(config.rms_norm_eps),
-        "rope.freq_base": 10000.0,
+        "rope.freq_base": float(config.rope_parameters.get("rope_theta", 1000000.0)),
         "rope.dimension_count": head_dim,
     }
-    if window := getattr(config, "sliding_window", None):
-        own["attention.sliding_window"] = window
-        own["rope.freq_base"] = 1000000.0
+    if config.model_type.startswith("gemma"):
         # Llama.cpp's converter writes these where a head is not a share of the hidden size.
         del own["rope.dimension_count"]
         own["attention.key_length"] = own["attention.value_length"] = head_dim
+    own |= {
+        key: getattr(config, name)
+        for key, name in FURTHER_KEYS.items()
+        if getattr(config, name, None) is not None
+    }
     return {"general.name": "tiny"} | {f"{architecture}.{key}": own[key] for key in own}
 
 

@@ -164,7 +164,7 @@ def test_a_type_of_which_the_library_reads_other_values_is_refused(file_of, monk
         return replace(weight, numbers=weight.numbers ^ 1)
 
     monkeypatch.setattr(gguf_blocks, "KINDS", {**KINDS, "Q4_0": flipped})
-    with pytest.raises(ModelRefused, match=r"dequantizes the type Q4_0, of model\."):
+    with pytest.raises(ModelRefused, match="dequantizes the type Q4_0, of lm_head"):
         load_model(file_of("untied"))
 
 

@@ -47,6 +47,11 @@ SERVED = [
     ("llama scaled", Type.Q8_0),
     ("qwen2", Type.Q5_1),
     ("qwen3", Type.BF16),
+    ("smollm3", Type.Q8_0),
+    ("granite", Type.Q4_0),
+    ("qwen3moe", Type.Q8_0),
+    ("phi3", Type.Q5_0),
+    ("gemma2", Type.Q8_0),
     ("gemma3", Type.Q4_K),
     ("gemma3", Type.Q6_K),
 ]
@@ -99,10 +104,18 @@ def test_weights_are_those_of_the_dequantized_blocks_bit_for_bit(tmp_path):
         assert torch.equal(values, expected[name]), name
 
 
-@pytest.mark.parametrize("name", ["llama tied", "qwen2", "qwen3", "gemma3"])
+#: What transformers does not read from a file. It assumes what the published models have.
+NOT_READ = {
+    "gemma2": ("attn_logit_softcapping", "final_logit_softcapping"),
+    "phi3": ("original_max_position_embeddings", "sliding_window"),
+}
+
+
+@pytest.mark.parametrize("name", ["llama tied", "qwen2", "qwen3", "phi3", "gemma2", "gemma3"])
 def test_config_and_weights_are_those_that_transformers_reads(name, tmp_path):
-    """Two readings of one file; transformers reads no scaled frequencies."""
-    file = write_gguf(tiny_model(name), tmp_path / "m.gguf", kind=Type.Q8_0)
+    """Two readings of one file; transformers reads neither scaled frequencies nor experts."""
+    more = {"tokenizer.ggml.padding_token_id": 0}
+    file = write_gguf(tiny_model(name), tmp_path / "m.gguf", kind=Type.Q8_0, more=more)
     model = load_model(file).model
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name)
     expected = theirs.state_dict()
@@ -112,7 +125,8 @@ def test_config_and_weights_are_those_that_transformers_reads(name, tmp_path):
     kept, read = model.config.to_dict(), theirs.config.to_dict()
     differing = {key for key in kept.keys() | read.keys() if kept.get(key) != read.get(key)}
     # The origin, and a size that transformers computes from others if it is not stated.
-    assert differing <= {"_name_or_path", "_model_name_or_path", "quantization_config", "head_dim"}
+    origin = {"_name_or_path", "_model_name_or_path", "quantization_config"}
+    assert differing <= {*origin, "head_dim", "pad_token_id", *NOT_READ.get(name, ())}
     assert kept["head_dim"] == theirs.model.layers[0].self_attn.head_dim
 
 
@@ -196,7 +210,7 @@ def test_the_fingerprint_is_of_the_content_and_of_the_dequantized_form(tmp_path)
 REFUSED = {
     "an unknown architecture": (
         {"architecture": "mamba"},
-        "architecture 'mamba'; GGUF files are served of llama, qwen2, qwen3, gemma3",
+        "architecture 'mamba'; GGUF files are served of llama, smollm3, granite, qwen2",
     ),
     "one part of several": (
         {"more": {"split.count": 3, "split.no": 1}},
@@ -285,6 +299,20 @@ def test_a_gemma_3_that_would_be_computed_otherwise_is_refused(case, tmp_path):
     changes, expected = REFUSED_GEMMA3[case]
     file = write_gguf(tiny_model("gemma3"), tmp_path / "m.gguf", **changes)
     with pytest.raises(ModelRefused, match=re.escape(expected)):
+        load_model(file)
+
+
+@pytest.mark.parametrize(("stated", "expected"), [(0, None), (13, 13)])
+def test_a_window_of_0_is_none(stated, expected, tmp_path):
+    more = {"phi3.attention.sliding_window": stated}
+    loaded = load_model(write_gguf(tiny_model("phi3"), tmp_path / "m.gguf", more=more))
+    assert loaded.model.config.sliding_window == expected
+
+
+def test_a_gemma_2_that_would_be_computed_otherwise_is_refused(tmp_path):
+    more = {"gemma2.attention.key_length": 128, "gemma2.attention.value_length": 128}
+    file = write_gguf(tiny_model("gemma2"), tmp_path / "m.gguf", more=more)
+    with pytest.raises(ModelRefused, match="scales the scores of every such file for heads of 256"):
         load_model(file)
 
 
