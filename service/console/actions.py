@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from quire.errors import InvalidRequest, UnknownRequest
 from quire.queue.control.control import Control
-from quire.queue.control.controlling import MAX_REASON_LENGTH
+from quire.queue.control.controlling import MAX_REASON_LENGTH, MOST_PROMPT_BYTES
 from quire.queue.control.limits import QueueLimits
 from quire.queue.rank.fairness import Fairness
 from quire.queue.roles import Operator
@@ -160,6 +160,7 @@ def set_limits(queue: QueueReading, fields: Fields) -> Done:
     """Replaces the limits of the queue that are not of one tenant."""
     timeout, target = fields.seconds("request_timeout"), fields.seconds("target_latency")
     fairness, ends = fields.text("fairness"), fields.number("ends", most=10_000_000)
+    prompts = fields.number("prompts", most=MOST_PROMPT_BYTES)
     if fairness not in ("none", "tokens"):
         raise InvalidRequest("fairness", "must be `none` or `tokens`")
     for broker in queue.operators:
@@ -183,6 +184,8 @@ def set_limits(queue: QueueReading, fields: Fields) -> Done:
             broker.set_defaults(defaults)
         if ends is not None and ends != before.ends_kept:
             broker.keep_ends(ends)
+        if prompts is not None and prompts != before.prompts_kept:
+            broker.keep_prompts(prompts)
     return Done("The limits are set. They apply to every submit from now on.", "/limits")
 
 

@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 from quire.records import State
 from service.console.reading.history import Sample
 
-#: The size of a plot in its own units, and the margins of its area.
+#: The size of a plot in its own units, and the margins of its area. The left one has room for four
+#: characters of the size that they have on a phone.
 WIDTH, HEIGHT = 640.0, 180.0
-LEFT, RIGHT, TOP, BOTTOM = 46.0, 8.0, 10.0, 22.0
+LEFT, RIGHT, TOP, BOTTOM = 58.0, 8.0, 12.0, 24.0
 
 #: About how many ticks the vertical axis has.
 NUM_TICKS = 3
@@ -61,6 +62,20 @@ class Plot:
     @property
     def view_box(self) -> str:
         return f"0 0 {WIDTH:g} {HEIGHT:g}"
+
+    @property
+    def left(self) -> float:
+        """Where the lines begin; the texts of the vertical axis end before."""
+        return LEFT
+
+    @property
+    def right(self) -> float:
+        return WIDTH - RIGHT
+
+    @property
+    def bottom(self) -> float:
+        """The base line of the texts of the horizontal axis."""
+        return HEIGHT - 4
 
 
 def plots_of(samples: Sequence[Sample], *, sample_seconds: float) -> Sequence[Plot]:

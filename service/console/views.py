@@ -53,6 +53,8 @@ class Views:
             "count": count,
             "duration": duration,
             "moment": moment,
+            "dated": dated,
+            "minute": minute,
             "bytes": size,
             "pretty": pretty,
             "tone": lambda state: TONES.get(str(state), "calm"),
@@ -104,6 +106,21 @@ def duration(seconds: float | None) -> str:
 
 def moment(at_ms: float | None) -> str | Markup:
     """A time of day in UTC, for programs with the date; a dash for None."""
+    return _time(at_ms, "%H:%M:%S.%f")
+
+
+def dated(at_ms: float | None) -> str | Markup:
+    """A date and a time of day in UTC; a dash for None."""
+    return _time(at_ms, "%Y-%m-%d %H:%M:%S")
+
+
+def minute(at_ms: float | None) -> str | Markup:
+    """A time of day in UTC to the minute; a dash for None."""
+    return _time(at_ms, "%H:%M")
+
+
+def _time(at_ms: float | None, form: str) -> str | Markup:
+    """A time in this form, whose microseconds are cut to milliseconds."""
     if at_ms is None:
         return NOTHING
     try:
@@ -112,8 +129,10 @@ def moment(at_ms: float | None) -> str | Markup:
         # A record that no program of ours wrote.
         return NOTHING
     iso = at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    clock = at.strftime("%H:%M:%S.") + f"{at.microsecond // 1000:03d}"
-    return Markup('<time datetime="{}" title="{}">{}</time>').format(iso, iso, clock)
+    text = at.strftime(form)
+    if form.endswith("%f"):
+        text = text[:-3]
+    return Markup('<time datetime="{}" title="{}">{} UTC</time>').format(iso, iso, text)
 
 
 def size(number: float | None) -> str:

@@ -1,8 +1,9 @@
 """Opens every page of a console in a real browser, and measures what the pages cost.
 
-`make test-console`. The queue has 10,000 waiting and 500 running requests, with hostile texts. The
-browser (tests/console/browse.mjs) renders each page in light and dark, with axe's rules, and takes
-screenshots in build/console. Needs Chromium, node and npm; says so and exits with 2 without them.
+`make test-console`. The queue has 10,000 waiting, 500 running and 2,000 failed requests, with
+hostile texts. The browser (tests/console/browse.mjs) renders each page in light and dark, with
+axe's rules, and takes screenshots in build/console. Needs Chromium, node and npm; says so and
+exits with 2 without them.
 """
 
 import json
@@ -34,7 +35,10 @@ SCRIPT = Path(__file__).with_name("browse.mjs")
 NODE = ("puppeteer-core@24.43.1", "axe-core@4.14.1")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 INSTALL_SECONDS, BROWSE_SECONDS = 300, 400
-NUM_WAITING, NUM_RUNNING, NUM_ENDED = 10_000, 500, 300
+COUNTS = {
+    "num_waiting": 10_000, "num_running": 500, "num_ended": 300,
+    "num_failed": 2000, "num_letters": 600,
+}  # fmt: skip
 
 #: The most milliseconds of the server for a page (the median), how often each is asked for, the
 #: most bytes that it reads of Redis, and after how long a page is not shared any more.
@@ -59,8 +63,9 @@ def paths() -> list[str]:
     found += [
         "/queues/default/requests?state=ended&status=failed&error=device&within=1h",
         "/queues/default/requests?state=waiting&tenant=nobody",
+        "/queues/default/requests?state=waiting&since=2037-01-01T00:00",
         f"/queues/default/requests?state=running&model=abacus&group={stage.GROUP}",
-        "/queues/default/dead?error=lost",
+        "/queues/default/dead?error=cannot",
     ]
     return [*found, *lists, *lives, "/queues/default/requests/nobody"]
 
@@ -76,10 +81,9 @@ def main() -> int:
         connection = connect(redis.url)
         broker = Broker(connection, lease_seconds=7200.0)
         began = time.perf_counter()
-        counts = {"num_waiting": NUM_WAITING, "num_running": NUM_RUNNING, "num_ended": NUM_ENDED}
-        stage.play(broker, **counts)
+        stage.play(broker, **COUNTS)
         took = time.perf_counter() - began
-        print(f"{NUM_WAITING:,} waiting and {NUM_RUNNING} running requests: {took:.1f} s")
+        print(f"{json.dumps(COUNTS)}: {took:.1f} s")
         with console(redis.url, "observer") as reading:
             faults = [*costs(connection, reading)]
         with (

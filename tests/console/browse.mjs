@@ -52,6 +52,14 @@ async function violations(page) {
   return result.violations.map((one) => `${one.id} (${one.nodes.length}): ${one.nodes[0].target} ${one.nodes[0].failureSummary}`);
 }
 
+// The labels of plots that are not wholly inside of their picture.
+function cutTicks(page) {
+  return page.$$eval(".tick", (ticks) => ticks.filter((one) => {
+    const [inner, outer] = [one.getBoundingClientRect(), one.ownerSVGElement.getBoundingClientRect()];
+    return inner.left < outer.left || inner.right > outer.right || inner.bottom > outer.bottom + 1;
+  }).map((one) => one.textContent));
+}
+
 function check(isGood, what) {
   (isGood ? done : faults).push(what);
 }
@@ -98,6 +106,9 @@ for (const path of asked.paths) {
     const page = await open(path, { width: 390 });
     const wide = await page.evaluate(() => document.documentElement.scrollWidth);
     expect(wide <= 390, `the page is ${wide} wide`);
+    expect((await cutTicks(page)).length === 0, `cut off: ${await cutTicks(page)}`);
+    const broken = await page.$$eval("table .id", (all) => all.filter((one) => one.offsetHeight > 24).map((one) => one.textContent));
+    expect(broken.length === 0, `ids on several lines: ${broken}`);
     await page.screenshot({ path: nameOf(path, "light", 390), fullPage: true });
     await page.close();
   });
@@ -237,6 +248,14 @@ evil.close();
   await page.evaluate(() => { document.querySelector("main").insertAdjacentHTML("beforeend", "<hr>"); document.querySelector("hr").setAttribute("width", "2000"); });
   const wide = await page.evaluate(() => document.documentElement.scrollWidth > innerWidth);
   check(wide, "control: a page that is too wide is noticed");
+  await page.close();
+}
+{
+  const page = await open("/queues/default", { width: 390 });
+  await isUpToDate(page);
+  await page.keyboard.press("p");
+  await page.evaluate(() => { document.querySelector(".tick").textContent = "1000000000"; });
+  check((await cutTicks(page)).length === 1, "control: a label that is cut off is noticed");
   await page.close();
 }
 

@@ -89,18 +89,30 @@ def claim_one(broker: Broker, wanted: GenerationRequest) -> Claimed:
     return found
 
 
-def play(broker: Broker, *, num_waiting: int, num_running: int, num_ended: int) -> None:
+def play(
+    broker: Broker,
+    *,
+    num_waiting: int,
+    num_running: int,
+    num_ended: int,
+    num_failed: int = 0,
+    num_letters: int = 0,
+) -> None:
     """Fills an empty queue."""
     broker.ensure_groups()
     broker.announce(QueuePolicy("adaptive", 30_000, 4096))
     broker.set_limits(QueueLimits(requests=50_000, per_tenant=20_000, rates={"acme": 9_000_000}))
     lives(broker)
+    letters(broker)
+    for number in range(num_letters):
+        found = claim_one(broker, request(f"lost-{number:04d}", number=number))
+        broker.dead_letter(found.claim, "five claims were lost")
+    failures(broker, num_failed)
     submit(broker, num_ended, name="done")
     for number, found in enumerate(claim(broker, num_ended)):
         error = ErrorInfo("device_failed", HOSTILE) if number % 17 == 0 else None
         end = completed(found.claim.request_id, error=error)
         broker.commit([item(found.claim, 0, words(number, 9), end=end)])
-    letters(broker)
     submit(broker, num_running, name="run")
     broker.commit(
         [item(one.claim, 0, words(number, 60)) for number, one in
@@ -133,6 +145,18 @@ def lives(broker: Broker) -> None:
     ended = claim_one(broker, request(ENDED, number=2))
     broker.commit([item(ended.claim, 0, words(0, 25))])
     broker.commit([item(ended.claim, 25, [], end=completed(ENDED, tokens=25))])
+
+
+def failures(broker: Broker, count: int) -> None:
+    """Requests of a group that have failed."""
+    submit(broker, count, name=f"{NIGHTLY}~bad")
+    error = ErrorInfo("device_failed", "the device is lost")
+    for first in range(0, count, 100):
+        claimed = [one.claim for one in claim(broker, min(100, count - first))]
+        broker.commit(
+            [item(one, 0, words(0, 3), end=completed(one.request_id, error=error))
+             for one in claimed]
+        )  # fmt: skip
 
 
 def letters(broker: Broker) -> None:
@@ -188,7 +212,7 @@ def beat(broker: Broker, *, generated: int = 40_000) -> None:
     for number, usage in enumerate((0.82, 0.47)):
         told = {**load, "kv_usage": usage, "generated": float(generated)}
         broker.beat_worker(f"gpu-{number}", "ready", told, model="abacus")
-    broker.beat_worker("old", "ready", load, model="abacus")
+    broker.beat_worker("old", "ready", {"claims": 2.0, "decoding": 2.0}, model="abacus")
     broker.beat_worker("last-week", "draining", {"claims": 3.0}, model="abacus")
     broker.beat_worker(f"{HOSTILE}", "failed", {"claims": 0.0}, model=HOSTILE)
 

@@ -25,7 +25,7 @@ from service.console.reading.queue import QueueReading
 MAX_GROUPS, MAX_PARTS = 50, 1600
 
 #: How many ends are searched for the names of groups, and how many ids at each end of a set.
-NUM_ENDS, NUM_IDS = 1000, 250
+NUM_ENDS, NUM_IDS = 500, 250
 
 #: How often a set of members is looked at for them: a set that has shrunk has gaps.
 MAX_LOOKS = 8

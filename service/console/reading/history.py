@@ -26,7 +26,7 @@ NUM_SAMPLES = 240
 #: The most ends of a shard that one sample reads; later ones are left to the next sample.
 MAX_ENDS = 1000
 
-#: How long failures are counted, and the parts in which they are forgotten, in ms.
+#: How long ends are counted, and the parts in which they are forgotten, in ms.
 HOUR_MS, MINUTE_MS = 3_600_000, 60_000
 
 #: A worker that has not signed for so long makes no tokens as far as a sample knows.
@@ -53,8 +53,9 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class LastHour:
-    """The failed requests of the last hour, to a minute; since `since_ms` if not all were read."""
+    """The ends of the last hour, to a minute; those since `since_ms` if not all were read."""
 
+    num_completed: int
     num_failed: int
     since_ms: int | None = None
 
@@ -85,7 +86,7 @@ class History:
         self.samples: tuple[Sample, ...] = ()
         #: None before the first sample.
         self.last_hour: LastHour | None = None
-        self._failed = Counter[int]()
+        self._ended = Counter[tuple[int, State]]()
         self._known_since_ms = 0
         self._cursors: dict[Keys, bytes] = {}
         self._signed: dict[str, _Signed] = {}
@@ -119,13 +120,16 @@ class History:
         return int(self.sample_seconds * 1000)
 
     def _hour(self, ends: Sequence[_Ended], *, now_ms: int) -> LastHour:
-        """The failures of the last hour, with those of these ends."""
-        self._failed.update(end.at_ms // MINUTE_MS for end in ends if end.state is State.FAILED)
+        """The last hour with these ends."""
+        self._ended.update((end.at_ms // MINUTE_MS, end.state) for end in ends)
         begin_ms = now_ms - HOUR_MS
-        for minute in [one for one in self._failed if one < begin_ms // MINUTE_MS]:
-            del self._failed[minute]
+        for key in [key for key in self._ended if key[0] < begin_ms // MINUTE_MS]:
+            del self._ended[key]
+        totals = Counter[State]()
+        for (_, state), number in self._ended.items():
+            totals[state] += number
         since_ms = self._known_since_ms if self._known_since_ms > begin_ms else None
-        return LastHour(self._failed.total(), since_ms)
+        return LastHour(totals[State.COMPLETED], totals[State.FAILED], since_ms)
 
     def _new_ends(self) -> tuple[list[_Ended], int]:
         """The ends since the last call, at first the newest ones; and the time of Redis."""

@@ -123,7 +123,7 @@ def test_limits_are_set_and_an_empty_field_removes_one(browser, fake, console):
     fake.broker.set_limits(QueueLimits(tokens=5, tenants={"a": 3}))
     form = {"requests": "100", "tokens": "", "per_tenant": "7", "rate": "6000",
             "fairness": "tokens", "request_timeout": "1.5", "target_latency": "0",
-            "max_tokens": "4096", "ends": "500"}  # fmt: skip
+            "max_tokens": "4096", "ends": "500", "prompts": "65536"}  # fmt: skip
     assert browser.send("limits", *form.items()).status == 303
     assert fake.broker.control().limits == QueueLimits(
         requests=100, per_tenant=7, rate=6000, tenants={"a": 3}
@@ -132,7 +132,11 @@ def test_limits_are_set_and_an_empty_field_removes_one(browser, fake, console):
     defaults = fake.broker.control().defaults
     assert (defaults.request_timeout_seconds, defaults.target_latency_seconds) == (1.5, None)
     assert defaults.max_tokens == 4096
-    assert 'value="4096"' in console.page("/limits").text
+    assert fake.broker.control().prompts_kept == 65_536
+    page = console.page("/limits").text
+    assert 'value="4096"' in page and 'name="prompts" value="65536"' in page
+    assert "up to 64.0 KiB" in page
+    assert browser.send("limits", *(form | {"prompts": str(2 << 20)}).items()).status == 400
     assert browser.send("limits", *(form | {"max_tokens": str(1 << 40)}).items()).status == 400
     browser.send("limits", *(form | {"max_tokens": ""}).items())
     assert fake.broker.control().defaults.max_tokens is None

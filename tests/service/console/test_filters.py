@@ -274,6 +274,6 @@ def test_the_overview_counts_the_failures_of_the_last_hour_and_leads_to_them(end
     def shown() -> str:
         return console.page().text
 
-    eventually(lambda: "Failed, last hour 2" in text_of(shown()))
+    eventually(lambda: "Completed, last hour 2 Failed, last hour 2" in text_of(shown()))
     (address,) = re.findall(r'href="/queues/default([^"]*)">Failed, last hour', shown())
     assert ids_on(console.page(html.unescape(address)).text) == ["full", "eval~2"]

@@ -49,7 +49,7 @@ def test_ends_from_before_the_start_are_in_the_periods_when_they_ended(history, 
     assert [sample.num_waiting for sample in history.samples] == [None] * 6 + [0]
 
 
-def test_failures_of_the_last_hour_are_counted_and_forgotten(history, fake):
+def test_the_ends_of_the_last_hour_are_counted_and_forgotten(history, fake):
     for name in "abc":
         fake.broker.submit(make_request(id=name))
         error = None if name == "a" else ErrorInfo("device_failed", "gone")
@@ -57,7 +57,7 @@ def test_failures_of_the_last_hour_are_counted_and_forgotten(history, fake):
         fake.broker.commit([stage.item(claim_next(fake.broker).claim, 0, ["x"], end=end)])
     assert history.last_hour is None
     history.read()
-    assert history.last_hour == LastHour(2)
+    assert history.last_hour == LastHour(1, 2)
     moved = fake.connection.xrevrange(fake.broker.keys.ends, count=1)
     fake.connection.delete(fake.broker.keys.ends)
     now_ms = fake.broker.now_ms()
@@ -66,18 +66,18 @@ def test_failures_of_the_last_hour_are_counted_and_forgotten(history, fake):
         fake.connection.xadd(fake.broker.keys.ends, moved[0][1], id=f"{at_ms}-0")
     later = History(QueueReading(fake.connection, "default"), sample_seconds=5.0)
     later.read()
-    assert later.last_hour == LastHour(1)
+    assert later.last_hour == LastHour(0, 1)
     later.read()
-    assert later.last_hour == LastHour(1)
+    assert later.last_hour == LastHour(0, 1)
 
 
-def test_failures_of_which_not_all_were_read_are_told_with_their_begin(history, fake, monkeypatch):
+def test_an_hour_of_which_not_all_was_read_says_since_when(history, fake, monkeypatch):
     monkeypatch.setattr("service.console.reading.history.MAX_ENDS", 2)
     for name in "abc":
         finish(fake.broker, name)
     ids = [entry_id for entry_id, _ in fake.connection.xrange(fake.broker.keys.ends)]
     history.read()
-    assert history.last_hour == LastHour(0, since_ms=int(ids[1].partition(b"-")[0]))
+    assert history.last_hour == LastHour(2, 0, since_ms=int(ids[1].partition(b"-")[0]))
 
 
 def test_tokens_per_second_are_those_between_two_beats_of_each_worker(history, fake):

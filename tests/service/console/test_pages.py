@@ -199,3 +199,11 @@ def test_probes_need_no_page(console, fake):
     assert console.get("/readyz").status == 200
     with fake.outage():
         assert (console.get("/livez").status, console.get("/readyz").status) == (200, 503)
+
+
+def test_times_name_their_zone(full):
+    assert str(views.moment(1_700_000_000_123)).endswith(">22:13:20.123 UTC</time>")
+    assert str(views.dated(1_700_000_000_123)).endswith(">2023-11-14 22:13:20 UTC</time>")
+    assert views.dated(1e300) == views.moment(None) == views.NOTHING
+    for path in ("/requests?state=ended", f"/requests/{stage.ENDED}", "/batches"):
+        assert re.search(r"[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{3})? UTC", full.page(path).text), path
