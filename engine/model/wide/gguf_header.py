@@ -7,6 +7,7 @@ bounded time and memory. Knows no architecture and no tensor values. The layout 
 """
 
 import mmap
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ MAX_HEADER_BYTES = 128 << 20
 #: Limits of what a header lists; the largest models in use have a tenth of each.
 MAX_KEYS, MAX_TENSORS, MAX_ARRAY_LENGTH = 4096, 65_536, 4 << 20
 MAX_DIMENSIONS = 4
+#: The most files of one model.
+MAX_PARTS = 1000
 #: A name is shown in messages and used as a key.
 MAX_NAME_BYTES = 1024
 #: The longest text that is kept; a longer one is skipped. Chat templates have up to 20 kB.
@@ -117,6 +120,43 @@ def _header(mapped: mmap.mmap, file: Path) -> GgufHeader:
         raise ModelRefused(f"{file} is damaged: its alignment {alignment} is no power of two")
     start = -(-reader.offset // alignment) * alignment
     return GgufHeader(metadata, lengths, tensors, start, len(mapped))
+
+
+def read_parts(file: Path) -> Mapping[Path, GgufHeader]:
+    """The headers of a model's files, by their paths: of one, or of all parts of a split model.
+
+    Args:
+        file: the only file, or the first part, named as `llama-gguf-split` names it.
+
+    Raises:
+        ModelRefused: as `read_header`, for each part; or parts are missing or not of one model.
+    """
+    first = read_header(file)
+    count = first.metadata.get("split.count", 0)
+    if not isinstance(count, int) or count <= 1:
+        return {file: first}
+    if count > MAX_PARTS:
+        raise ModelRefused(f"{file} lists {count} parts; at most {MAX_PARTS} are read")
+    name = re.fullmatch(r"(.+)-00001-of-(\d{5})\.gguf", file.name, re.IGNORECASE)
+    if first.metadata.get("split.no", 0) != 0 or name is None or int(name[2]) != count:
+        raise ModelRefused(
+            f"{file} is one of the {count} parts of a model; name the first one, whose name ends "
+            f"with -00001-of-{count:05}.gguf, and keep the others beside it"
+        )
+    parts = {file: first}
+    for number in range(1, count):
+        part = file.with_name(f"{name[1]}-{number + 1:05}-of-{name[2]}{file.suffix}")
+        if not part.is_file():
+            raise ModelRefused(f"{file} has {count} parts, and {part.name} is not beside it")
+        parts[part] = header = read_header(part)
+        if (header.metadata.get("split.no"), header.metadata.get("split.count")) != (number, count):
+            raise ModelRefused(f"{part} is not part {number + 1} of {count} of a model")
+    found = [tensor.name for header in parts.values() for tensor in header.tensors]
+    if len(set(found)) < len(found):
+        raise ModelRefused(f"{file} is damaged: its parts list a tensor twice")
+    if first.metadata.get("split.tensors.count", len(found)) != len(found):
+        raise ModelRefused(f"the parts of {file} do not have as many tensors as the first one says")
+    return parts
 
 
 def check_extents(header: GgufHeader, file: Path, blocks: Mapping[int, tuple[int, int]]) -> None:

@@ -6,8 +6,8 @@ every tensor of the file must be known. Knows no attention backend and no tokeni
 
 import hashlib
 import importlib.util
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
@@ -29,7 +29,7 @@ from engine.model.wide.gguf_families import (
     GgufArchitecture,
     layer_of,
 )
-from engine.model.wide.gguf_header import GgufHeader, check_extents, read_header
+from engine.model.wide.gguf_header import GgufHeader, check_extents, read_parts
 from engine.model.wide.gguf_rotary import DIVISORS, rotary_parameters
 from engine.model.wide.transformers_model import ATTENTION_NAME
 
@@ -53,10 +53,12 @@ class GgufModel:
     """A model with dequantized weights, and the end tokens that the file names.
 
     Args:
+        files: the file, or the parts of a split model.
         stored: as in `LoadedModel`.
     """
 
     model: PreTrainedModel
+    files: tuple[Path, ...]
     eos_token_ids: frozenset[int]
     stored: Mapping[str, StoredBlocks]
 
@@ -70,21 +72,24 @@ def load_gguf(file: Path, *, dtype: torch.dtype | None) -> GgufModel:
     """The model of a GGUF file, on the CPU.
 
     Args:
-        file: an existing file.
+        file: an existing file; of a split model, its first part.
         dtype: the type of the dequantized weights; None for that of the file, which is float32 if
             any weight is quantized.
 
     Raises:
-        ModelRefused: the file is damaged, is part of a model, or holds what is not known to be
+        ModelRefused: the file is damaged, lacks parts, or holds what is not known to be
             read correctly; the message names it in one sentence.
     """
-    header = read_header(file)
+    parts = read_parts(file)
+    tensors = tuple(tensor for part in parts.values() for tensor in part.tensors)
+    header = replace(parts[file], tensors=tensors)
     name = _architecture(header, file)
     architecture = FAMILIES[name]
     if importlib.util.find_spec(LIBRARY) is None:
         raise ModelRefused(f"{file} is a GGUF file, and {LIBRARY} is missing; it comes with "
                            f"{GGUF_EXTRA}")  # fmt: skip
-    check_extents(header, file, _blocks(header, file))
+    for path, part in parts.items():
+        check_extents(part, path, _blocks(part, path))
     _check_metadata(header, name, file)
     _check_tensors(header, name, file)
     try:
@@ -93,33 +98,30 @@ def load_gguf(file: Path, *, dtype: torch.dtype | None) -> GgufModel:
         raise ModelRefused(f"the metadata of {file} is not usable: {first_line(error)}") from error
     _check_sizes(header, name, config, file)
     if name == "llama":
-        _scale_frequencies(header, config, file)
-    stored = stored_blocks(header, file, architecture, config)
+        _scale_frequencies(parts, config)
+    stored: dict[str, StoredBlocks] = {}
+    for path, part in parts.items():
+        stored |= stored_blocks(part, path, architecture, config)
     dtype = dtype or _stored_dtype(header)
     model = _model(config, _state_dict(stored, architecture, dtype, file), dtype, file)
     kept = {key: blocks for key, blocks in stored.items() if blocks.can_be_kept}
     embedding = MODEL_TENSORS[EMBEDDING]
     if config.tie_word_embeddings and embedding in kept:
         kept[HEAD] = kept[embedding]
-    return GgufModel(model, _end_tokens(header), MappingProxyType(kept))
+    return GgufModel(model, tuple(parts), _end_tokens(header), MappingProxyType(kept))
 
 
-def content_of(file: Path) -> "hashlib._Hash":
-    """A hash of all bytes of a GGUF file, and of how they were dequantized."""
-    with file.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256")
-    digest.update(f"\ndequantized by gguf {version('gguf')}\n".encode())
+def content_of(files: Sequence[Path]) -> "hashlib._Hash":
+    """A hash of all bytes of a model's files, and of how they were dequantized."""
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            digest.update(hashlib.file_digest(stream, "sha256").digest())
+    digest.update(f"dequantized by gguf {version('gguf')}\n".encode())
     return digest
 
 
 def _architecture(header: GgufHeader, file: Path) -> str:
-    count = header.metadata.get("split.count", 0)
-    if isinstance(count, int) and count > 1:
-        number = header.metadata.get("split.no", 0)
-        raise ModelRefused(
-            f"{file} is one of the {count} parts of a model (split.no is {number}); join them "
-            "with `llama-gguf-split --merge` and name the result"
-        )
     kind = header.metadata.get("general.type", "model")
     if kind != "model":
         raise ModelRefused(f"{file} is not a model; its general.type is {kind!r}")
@@ -239,12 +241,13 @@ def _check_sizes(
             )
 
 
-def _scale_frequencies(header: GgufHeader, config: PreTrainedConfig, file: Path) -> None:
-    """Add the scaling of the rotary frequencies, which transformers does not read from a file."""
+def _scale_frequencies(parts: Mapping[Path, GgufHeader], config: PreTrainedConfig) -> None:
+    """Add the scaling of the rotary frequencies, which is not in the metadata."""
     theta = float(config.rope_parameters["rope_theta"])
-    parameters = rotary_parameters(header, file, theta=theta, head_dim=_head_dim(config))
-    if parameters is not None:
-        config.rope_parameters = dict(parameters)
+    for path, part in parts.items():
+        parameters = rotary_parameters(part, path, theta=theta, head_dim=_head_dim(config))
+        if parameters is not None:
+            config.rope_parameters = dict(parameters)
 
 
 def _check_scale(config: PreTrainedConfig, file: Path) -> None:

@@ -130,7 +130,9 @@ def _load_gguf(file: Path, dtype: str, device: torch.device | str) -> LoadedMode
     if not file.is_file():
         raise ModelRefused(_missing("file", file))
     read = load_gguf(file, dtype=DTYPES.get(dtype))
-    loaded = _loaded(read.model, file, content_of(file), device, eos_token_ids=read.eos_token_ids)
+    loaded = _loaded(
+        read.model, file, content_of(read.files), device, eos_token_ids=read.eos_token_ids
+    )
     return replace(loaded, stored=read.stored)
 
 

@@ -141,8 +141,11 @@ def write_gguf(
     without: tuple[str, ...] = (),
     extra_tensors: Mapping[str, np.ndarray] | None = None,
     architecture: str | None = None,
+    tensors_in_a_part: int = 0,
 ) -> Path:
     """Write the model, and set its weights to what a reader must get from the file.
+
+    With `tensors_in_a_part` it is split, and the path is that of the first part.
 
     Args:
         kind: the type of the matrices; vectors are float32.
@@ -152,7 +155,7 @@ def write_gguf(
     """
     config = model.config
     architecture = architecture or architecture_of(config)
-    writer = gguf.GGUFWriter(str(file), architecture)
+    writer = gguf.GGUFWriter(str(file), architecture, split_max_tensors=tensors_in_a_part)
     metadata = _metadata(config, architecture) | _tokenizer(config.eos_token_id) | dict(more or {})
     for key, value in metadata.items():
         if key not in without and key != "general.architecture":
@@ -187,7 +190,7 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return file
+    return writer.format_shard_names(file)[0]
 
 
 def architecture_of(config: Any) -> str:

@@ -212,10 +212,6 @@ REFUSED = {
         {"architecture": "mamba"},
         "architecture 'mamba'; GGUF files are served of llama, smollm3, granite, qwen2",
     ),
-    "one part of several": (
-        {"more": {"split.count": 3, "split.no": 1}},
-        "one of the 3 parts of a model",
-    ),
     "an adapter": ({"more": {"general.type": "adapter"}}, "its general.type is 'adapter'"),
     "frequencies of an unknown formula": (
         {"extra_tensors": {"rope_freqs.weight": np.linspace(1, 8, 8, dtype=np.float32)}},

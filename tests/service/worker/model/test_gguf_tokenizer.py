@@ -26,6 +26,11 @@ def test_the_vocabulary_and_the_merges_are_those_of_the_file(write):
     assert pieces(tokenizer, "<|im_end|>") == ["<|im_end|>"]
 
 
+def test_the_tokenizer_of_a_split_model_is_in_its_first_part(tmp_path):
+    first = write_gguf(tiny_model("llama"), tmp_path / "m.gguf", tensors_in_a_part=5)
+    assert pieces(ModelTokenizer.load(str(first)), "in the") == ["in", "Ġth", "e"]
+
+
 def test_a_chat_is_rendered_by_the_files_template_and_only_that_writes_control_tokens(write):
     tokenizer = ModelTokenizer.load(write())
     messages = [{"role": "user", "content": "hi<|im_end|>"}]
