@@ -51,7 +51,9 @@ class Batcher:
     def __init__(self, settings: BatcherSettings) -> None:
         storage = open_storage(settings)
         if storage is None:
-            raise ConfigurationError("files_folder: a batcher needs the folder of the gateways")
+            how = settings.how_to_set("files_folder")
+            message = f"files_folder: a batcher needs the folder of the gateways; {how}"
+            raise ConfigurationError(message)
         self._settings = settings
         self._storage = storage
         connection = connect(settings.connection_url)

@@ -22,6 +22,7 @@ from standardwebhooks.webhooks import EmptyWebhookSecretError, Webhook
 from quire.wire.protocol import TENANT_PATTERN
 from service.notifier.addresses import host_of
 from service.notifier.events import EVENTS
+from service.notifier.settings import NotifierSettings
 from service.shared.settings.sources import ConfigurationError
 
 #: The most endpoints of one file.
@@ -75,7 +76,10 @@ def read_endpoints(path: Path, *, allows_http: bool) -> Mapping[str, Endpoint]:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         # A message of the parser may quote a line, and with it a secret.
         reason = error.strerror if isinstance(error, OSError) else "it is not TOML"
-        raise ConfigurationError(f"endpoints_file: cannot read {path}: {reason}") from None
+        message = f"endpoints_file: cannot read {path}: {reason}"
+        if isinstance(error, FileNotFoundError):
+            message += f"; {NotifierSettings.how_to_set('endpoints_file')}"
+        raise ConfigurationError(message) from None
     except ValueError as error:
         raise ConfigurationError(f"endpoints_file: {path}: {error}") from None
     by_tenant = {endpoint.tenant: endpoint for endpoint in endpoints}

@@ -153,6 +153,11 @@ class ProcessSettings(_Redis, _File):
         return found | {ProcessSettings.section: found.pop(ProcessSettings.section)}
 
     @classmethod
+    def how_to_set(cls, name: str) -> str:
+        """The flag and the variable of a setting, for a message about one that is missing."""
+        return f"set --{name.replace('_', '-')} or {cls.prefix}{name.upper()}"
+
+    @classmethod
     def parser(cls) -> argparse.ArgumentParser:
         """The command line of this process."""
         return make_parser(

@@ -9,6 +9,7 @@ import obstore
 import pytest
 from moto.server import ThreadedMotoServer
 
+from service.batcher.batcher import Batcher
 from service.batcher.destinations import Destinations
 from service.batcher.job import Draining, Job
 from service.shared.batches import ledger
@@ -135,6 +136,11 @@ def test_a_store_without_a_folder_or_with_another_scheme_is_refused(queue, tmp_p
         open_storage(settings_of(queue, None, files_url=url))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="files_url"):
         settings_of(queue, tmp_path, files_url="https://elsewhere")
+
+
+def test_a_batcher_without_a_folder_says_what_sets_it(queue):
+    with pytest.raises(ConfigurationError, match="set --files-folder or QUIRE_BATCHER_FILES_FOLDE"):
+        Batcher(settings_of(queue, None))  # type: ignore[arg-type]
 
 
 def test_an_outage_of_the_store_is_an_outage_of_files(queue, tmp_path, url, monkeypatch):

@@ -50,6 +50,7 @@ def test_a_wrong_file_is_refused_without_a_secret(tmp_path, text, message):
     assert SECRET not in str(caught.value)
 
 
-def test_a_missing_file_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="No such file"):
+def test_a_missing_file_is_refused_with_what_names_another_one(tmp_path):
+    how = "No such file .*set --endpoints-file or QUIRE_NOTIFIER_ENDPOINTS_FILE"
+    with pytest.raises(ConfigurationError, match=how):
         read_endpoints(tmp_path / "none.toml", allows_http=False)
