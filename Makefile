@@ -152,8 +152,9 @@ format: $(VENV)/dev.installed ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-release-check: $(VENV)/release.installed ## build wheel and source archive, install each, and try them; with a control
-	$(BIN)/python -m ops.release.check
+release-check: $(VENV)/release.installed ## build wheel and source archive, install each, serve from the wheel; with controls
+	$(BIN)/python -m ops.release.check --torch "$(TORCH_REQUIREMENT)" \
+		--torch-index-url "$(TORCH_INDEX_URL)"
 
 check-images: $(VENV)/release.installed ## the requirements of the images for GPUs resolve, all pinned; with a control
 	$(BIN)/python -m ops.release.images

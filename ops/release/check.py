@@ -2,7 +2,8 @@
 
 Builds wheel and source archive, compares their contents with the checkout, installs each into an
 empty environment and uses it there. As a control, a wheel without its Lua scripts must be refused.
-Needs the extra `release`, and a package index for the three dependencies of the client.
+At last it serves a model from the wheel (`ops.release.serving`). Needs the extra `release`, and a
+package index for what the extra `worker` needs: more than a gigabyte.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ops.release.commands import Refused, run
+from ops.release.serving import try_serving
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Files of the source archive outside the package; hatchling adds PKG-INFO and .gitignore.
@@ -34,17 +36,24 @@ def main() -> int:
     """Check a release; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "release")
-    folder = parser.parse_args().folder
+    parser.add_argument("--torch", default="torch", help="the requirement for torch [torch]")
+    parser.add_argument("--torch-index-url", default="", help="a further index, for torch")
+    flags = parser.parse_args()
     try:
-        check(folder)
+        wheel = check(flags.folder)
+        try_serving(wheel, torch=flags.torch, torch_index_url=flags.torch_index_url)
     except Refused as fault:
         sys.stderr.write(f"release-check: {fault}\n")
         return 1
+    print(f"release-check: {wheel.name} can be released")
     return 0
 
 
-def check(folder: Path) -> None:
-    """Empty `folder`, build into it, check the results. `Refused` at the first fault."""
+def check(folder: Path) -> Path:
+    """Empty `folder`, build into it, check the results. Returns the wheel.
+
+    `Refused` at the first fault.
+    """
     version = project()["version"]
     refuse(changelog_faults((ROOT / "CHANGELOG.md").read_text("utf-8"), version))
     shutil.rmtree(folder, ignore_errors=True)
@@ -58,7 +67,8 @@ def check(folder: Path) -> None:
     control(wheel, folder)
     for archive in (wheel, sdist):
         try_archive(archive, folder / f"environment-{archive.suffix[1:]}", version)
-    print(f"release-check: {wheel.name} and {sdist.name} can be released")
+    print(f"release-check: {wheel.name} and {sdist.name} are what the checkout has")
+    return wheel
 
 
 def project() -> dict:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from ops.release import check, sbom
+from ops.release import check, sbom, serving
 from ops.release.commands import Refused, run
 from ops.release.licences import LicenceRules, licence_of
 
@@ -137,6 +137,49 @@ def test_a_program_that_fails_ends_the_release_with_what_it_printed():
     code = "import sys; print('out'); sys.exit(print('err', file=sys.stderr) or 3)"
     with pytest.raises(Refused, match=r"exit 3\nout\nerr"):
         run([sys.executable, "-c", code])
+
+
+def told(**others):
+    """What a run in which a worker was killed has found: two answers, one in the middle."""
+    texts = ["1 2 3", "4 5 6"]
+    found = {"answers": texts, "undisturbed": texts, "resumes": [0, 1], "published": [5, 2]}
+    return found | others
+
+
+@pytest.mark.parametrize(
+    ("found", "fault"),
+    [
+        (told(), None),
+        (told(answers=["1 2 3", "4 5 5 6"]), r"1 answers suffered .*'4 5 5 6' instead of '4 5 6'"),
+        (told(answers=["1 2 3", "4 "]), "suffered"),
+        (told(resumes=[0, 0]), "the kill came too late"),
+    ],
+)
+def test_answers_that_a_kill_has_changed_or_not_met_are_refused(found, fault):
+    if fault is None:
+        serving.judge(found)
+        return
+    with pytest.raises(Refused, match=fault):
+        serving.judge(found)
+
+
+def test_the_control_of_serving_is_refused_and_one_that_is_not_ends_the_check(capsys):
+    serving.control(told())
+    assert "the control was refused: 1 answers suffered" in capsys.readouterr().out
+    with pytest.raises(Refused, match="the control"):
+        serving.control(told(published=[5, 5]))
+
+
+def test_a_wheel_that_does_not_serve_is_refused_with_what_it_says(tmp_path):
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "quire"
+    program.write_text("#!/bin/sh\necho no model >&2\nexit 2\n")
+    program.chmod(0o755)
+    with (
+        pytest.raises(Refused, match="does not serve:\nno model"),
+        serving.served(tmp_path, tmp_path),
+    ):
+        pass
 
 
 RULES = LicenceRules(

@@ -126,6 +126,24 @@ def test_the_printed_call_is_answered_and_the_pages_are_there(abacus: Serve):
         assert b"default" in response.read()
 
 
+def without_numbers(line: str) -> str:
+    """A line of the output without what differs from one run to the next."""
+    return re.sub(r"\d+(\.\d+)?", "0", re.sub(r"/\S*redis\b|/tmp\S*|\([^)]*\)", "", line))
+
+
+def test_the_page_shows_what_is_printed(abacus: Serve):
+    abacus.line("Ctrl-C")
+    page = (CHECKOUT / "docs" / "how-to" / "serve.md").read_text()
+    (shown,) = re.findall(r"```\n(Quire serves .*?)\n```", page, re.DOTALL)
+    end = abacus.lines.index("Ctrl-C drains and ends") + 1
+    # How far it is is told as often as it takes.
+    printed = [line for line in abacus.lines[:end] if not line.startswith("loading ")]
+    folder = re.search(r"data in (\S+)\)", abacus.line("  Redis .*")[0])
+    assert folder is not None
+    printed = [line.replace(folder[1], "/home/you/redis") for line in printed]
+    assert [*map(without_numbers, printed)] == [*map(without_numbers, shown.splitlines())]
+
+
 def test_a_worker_that_is_killed_in_the_middle_is_replaced_and_no_answer_suffers(abacus: Serve):
     queue, victim = Queue.at(abacus.redis_url, name="default"), abacus.worker()
     greedy = {"max_tokens": 300, "temperature": 0}
