@@ -106,9 +106,16 @@ class Console:
             self.end_progress()
             sys.stderr.write(text + "\n")
 
+    def drop_progress(self) -> None:
+        """Removes the progress line, which says nothing any more."""
+        if self._has_line:
+            raw(sys.stderr).write("\r\x1b[2K")
+            sys.stderr.flush()
+            self._has_line = False
+
     def tell(self, text: str) -> None:
-        """Prints a remark on stderr, with or without a terminal."""
-        self.end_progress()
+        """Prints a remark on stderr, with or without a terminal, in place of the progress line."""
+        self.drop_progress()
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
 

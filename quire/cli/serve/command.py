@@ -96,7 +96,10 @@ def run_serve(arguments: argparse.Namespace, console: Console) -> int:
         shards=int(arguments.shards),
         num_workers=arguments.workers,
     )
-    workers = [plan.worker(number + 1, model) for number in range(arguments.workers)]
+    workers = [
+        plan.worker(number + 1, model, num_workers=arguments.workers)
+        for number in range(arguments.workers)
+    ]
     programs = [each.with_environment(environ) for each in [*others, *workers]]
     return _serve(server, programs, logs, screen, console)
 

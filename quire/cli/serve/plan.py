@@ -99,9 +99,12 @@ def shared_environment(url: str, *, queue: str, shards: int, num_workers: int) -
     return environ
 
 
-def worker(number: int, model: Model) -> Program:
+def worker(number: int, model: Model, *, num_workers: int = 1) -> Program:
     """How a worker is started. Its port is a free one: there may be several."""
     flags = ["--model", model.source, "--http-port", "0"]
+    if num_workers > 1 and (own := program_setting(os.environ, "worker_name")):
+        # Each needs another one, so that `quire drain` and the registry can tell them apart.
+        flags += ["--worker-name", f"{own}-{number}"]
     if model.name is not None and program_setting(os.environ, "served_model_name") is None:
         flags += ["--served-model-name", model.name]
     return _program("worker", f"worker-{number}", WORKER, *flags)

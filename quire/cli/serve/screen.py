@@ -129,11 +129,11 @@ class Screen:
         if not self._has_addresses and {"gateway", "console"} <= self._addresses.keys():
             self._has_addresses = True
             if not self._console.is_json:
-                self._console.end_progress()
+                self._console.drop_progress()
                 self._console.data(None, self._block())
         if not self._has_call and self._has_addresses and self._served is not None:
             self._has_call = True
-            self._console.end_progress()
+            self._console.drop_progress()
             self._console.data(self._record(self._served), f"\n{self._call(self._served)}\n")
             self.tell("Ctrl-C drains and ends")
         sys.stdout.flush()

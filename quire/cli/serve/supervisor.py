@@ -98,7 +98,11 @@ class Supervisor:
 
     def start(self, program: Program) -> Child:
         """Starts a program, which is started again when it dies. ProgramFailed."""
-        log = LogFile(self._folder / f"{program.name}.log")
+        try:
+            log = LogFile(self._folder / f"{program.name}.log")
+        except OSError as error:
+            reason = f"no log can be written in {self._folder} (--data): {error.strerror}"
+            raise ProgramFailed(reason, 1) from error
         self._logs.append(log)
         child = Child(program, log)
         self._children.append(child)

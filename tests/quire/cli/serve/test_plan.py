@@ -92,6 +92,19 @@ def test_a_name_for_callers_is_the_user_s_before_ours(monkeypatch):
     assert "smollm2" not in plan.worker(1, model).command
 
 
+def test_each_of_several_workers_has_a_name_of_its_own(monkeypatch):
+    def names(num_workers):
+        commands = [
+            plan.worker(number, Model("m", ""), num_workers=num_workers).command
+            for number in range(1, num_workers + 1)
+        ]
+        return [word for command in commands for word in command if word.startswith("mine")]
+
+    assert names(2) == []
+    monkeypatch.setenv("QUIRE_WORKER_NAME", "mine")
+    assert names(1) == [] and names(2) == ["mine-1", "mine-2"]
+
+
 def test_an_extra_that_is_missing_is_told_with_how_to_install_it(monkeypatch, capsys):
     monkeypatch.setattr(plan, "_NEEDED", ("json", "no_such_module"))
     assert main(["serve"]) == 1

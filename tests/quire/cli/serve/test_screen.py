@@ -115,8 +115,13 @@ def test_how_far_it_is_comes_at_once_and_then_now_and_then(screen_of, capsys, mo
 
 
 def test_a_terminal_sees_it_in_one_line(screen_of, capsys):
-    screen_of(Console(has_terminal=True)).waiting([child("worker-1")])
+    screen = screen_of(Console(has_terminal=True))
+    screen.waiting([child("worker-1")])
     assert capsys.readouterr().err == "\r\x1b[2Kloading one: 0 s, 1.5 GB in memory"
+    screen.tell("a remark")
+    assert capsys.readouterr().err == "\r\x1b[2Ka remark\n"
+    screen.tell("another")
+    assert capsys.readouterr().err == "another\n"
 
 
 def test_logs_are_printed_if_they_are_asked_for(screen_of, capsys):

@@ -101,6 +101,13 @@ def test_a_program_that_is_not_there_is_named(run):
         run.supervisor.start(Program("gateway", "gateway", ["/no/such/program"]))
 
 
+def test_a_folder_in_which_no_log_can_be_is_named(tmp_path):
+    (tmp_path / "logs").touch()
+    one = Run(tmp_path / "logs")
+    with one.supervisor, pytest.raises(ProgramFailed, match=r"no log .*\(--data\): File exists"):
+        one.start("redis", WAITS)
+
+
 def test_one_that_was_drained_stays_away_but_redis_does_not(run):
     run.start("worker-1", "exit 0")
     run.until(lambda: run.told)
