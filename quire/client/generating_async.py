@@ -100,7 +100,11 @@ class AsyncRun:
         outage_seconds = brokers[0].outage_seconds
         who = f"the run {plan.name}"
         self._patience = Patience(
-            plan.timeout, who, outage_seconds=outage_seconds, again_seconds=QUIET_SECONDS
+            plan.timeout,
+            who,
+            outage_seconds=outage_seconds,
+            again_seconds=QUIET_SECONDS,
+            so_far=lambda: progress.counts,
         )
         # In the order of the prompts, from the first one that has not left.
         self._rows = deque[Row]()
@@ -178,6 +182,7 @@ class AsyncRun:
                 self._waiting.append(row)
             else:
                 row.follow(answer.request_id)
+                row.is_earlier = answer.state is State.COMPLETED
                 self._open[answer.request_id] = row
         self._sent = frozenset()
         self._waiting.extendleft(reversed(refused))
@@ -256,7 +261,8 @@ class AsyncRun:
         if row.following is not None and row.following.has_ended:
             row.completion, row.items = joined_items(row.items), []
             del self._open[request_id]
-            self._progress.has_ended(is_failed=row.completion.state is not State.COMPLETED)
+            is_failed = row.completion.state is not State.COMPLETED
+            self._progress.has_ended(is_failed=is_failed, is_earlier=row.is_earlier)
 
     async def _check_silent(self) -> None:
         """Reads the state of requests without new entries; submits those again that Redis lost."""

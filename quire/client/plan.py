@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
@@ -37,6 +38,9 @@ DEFAULT_WINDOW = 1024
 #: The options of a request on which its output does not depend.
 _OF_DELIVERY = {"priority", "deadline", "metadata", "headers"}
 
+#: The types of the missing values of pandas.
+_MISSING = ("NAType", "NaTType")
+
 #: Hex digits of what names a prompt in the id of its request.
 ID_DIGITS = 24
 
@@ -55,6 +59,8 @@ class Row:
     heard: float = 0.0
     completion: Completion | None = None
     error: QuireError | None = None
+    #: An earlier call of the run has computed it.
+    is_earlier: bool = False
 
     @property
     def has_ended(self) -> bool:
@@ -99,6 +105,8 @@ class RunPlan:
         given: dict[str, Any] = without_numpy(dict(options))
         for option in given.keys() - GenerateOptions.__optional_keys__:
             reason = nearest(option, GenerateOptions.__optional_keys__)
+            if option == "sampling":
+                reason = ": give its parameters by their names, such as temperature=0"
             raise InvalidRequest(option, f"unknown argument{reason}")
         name, errors = given.pop("name", None), given.pop("errors", "raise")
         if errors not in ("raise", "return"):
@@ -204,6 +212,10 @@ def _subject(prompt: Any) -> dict[str, Any]:
         is_chat = bool(prompt) and isinstance(prompt[0], Mapping)
         return {"messages" if is_chat else "prompt": list(prompt)}
     kind = type(prompt).__name__
+    is_nan = isinstance(prompt, float) and math.isnan(prompt)
+    if prompt is None or is_nan or kind in _MISSING:
+        message = f"is missing ({prompt!r}): leave such rows out, or fill them"
+        raise InvalidRequest("prompt", message)
     raise InvalidRequest(
         "prompt", f"must be a text, a chat (a list of messages) or token ids, not {kind}"
     )

@@ -24,15 +24,17 @@ class Progress:
     ) -> None:
         self.name = name
         self.total = total
-        self.done = self.failed = 0
+        #: How many prompts have ended, how many of them failed, and how many had ended before.
+        self.done = self.failed = self.earlier = 0
         self._draw = draw
         self._began = time.monotonic()
         self._drawn = 0.0
 
-    def has_ended(self, *, is_failed: bool) -> None:
-        """Counts one more prompt."""
+    def has_ended(self, *, is_failed: bool, is_earlier: bool = False) -> None:
+        """Counts one more prompt; `is_earlier`: an earlier call of the run has computed it."""
         self.done += 1
         self.failed += is_failed
+        self.earlier += is_earlier
         if time.monotonic() - self._drawn >= REDRAW_SECONDS:
             self.show()
 
@@ -43,14 +45,20 @@ class Progress:
             self._draw(self)
 
     @property
+    def counts(self) -> str:
+        """How many prompts have ended, of how many, and how."""
+        text = f"{self.done}" if self.total is None else f"{self.done}/{self.total}"
+        text += f" done, {self.failed} failed" if self.failed else " done"
+        return f"{text}, {self.earlier} earlier" if self.earlier else text
+
+    @property
     def text(self) -> str:
         """The counts, the rate and the time left, in one line."""
         seconds = time.monotonic() - self._began
-        rate = self.done / seconds if seconds else 0.0
-        text = f"{self.done}" if self.total is None else f"{self.done}/{self.total}"
-        text += f" done, {self.failed} failed" if self.failed else " done"
-        text += f", {rate:.1f}/s, {clock(seconds)}"
-        if self.total is not None and 0 < self.done < self.total:
+        # What an earlier call has computed comes at once, and says nothing of what is left.
+        rate = (self.done - self.earlier) / seconds if seconds else 0.0
+        text = f"{self.counts}, {rate:.1f}/s, {clock(seconds)}"
+        if self.total is not None and rate and self.done < self.total:
             text += f", {clock((self.total - self.done) / rate)} left"
         return text
 

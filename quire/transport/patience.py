@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 from quire.errors import BrokerUnavailable, WaitTimeout
 from quire.transport.connection import may_pass
@@ -40,6 +41,7 @@ class Patience:
     before (`has_answered`, or during this wait): otherwise its address may be wrong. A wait that
     `explains` finds out once why there is no news, and logs the reason. With `again_seconds` it
     does so again after so long without news: a wait for many ends may come to a halt in the middle.
+    `so_far` tells a WaitTimeout what has ended.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Patience:
         has_answered: bool = False,
         explains: bool = True,
         again_seconds: float | None = None,
+        so_far: Callable[[], str] | None = None,
     ) -> None:
         now = time.monotonic()
         self._give_up = None if timeout is None else now + timeout
@@ -62,6 +65,7 @@ class Patience:
         self._outage: BrokerUnavailable | None = None
         self._explain_at = now + NOTE_SECONDS if explains else None
         self._again_seconds = again_seconds
+        self._so_far = so_far
         self._reason = ""
 
     def look_in(self, seconds: float | None) -> None:
@@ -151,6 +155,8 @@ class Patience:
 
     def _timeout(self) -> WaitTimeout:
         message = f"{self._who} has not ended yet"
+        if self._so_far is not None:
+            message += f" ({self._so_far()})"
         if self._outage is not None:
             return WaitTimeout(f"{message}, and Redis does not answer: {self._outage}")
         return WaitTimeout(f"{message}: {self._reason}" if self._reason else message)

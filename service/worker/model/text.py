@@ -197,7 +197,7 @@ class ModelTokenizer:
                 the prompt, or it refuses these messages.
         """
         if self._render_chat is None or self._control is None:
-            raise InvalidRequest("kind", self._no_chat)
+            raise InvalidRequest("body.messages", f"{self._no_chat}: use prompts (/v1/completions)")
         wanted = {**settings, TOOLS: list(tools)} if tools else dict(settings)
         for name, what in _GIVEN.items():
             if name in wanted and name not in self._variables:

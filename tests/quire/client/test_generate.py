@@ -19,7 +19,6 @@ from quire import (
     WaitTimeout,
 )
 from quire.client import generating, generating_async
-from quire.client.progress import Progress
 from quire.client.vectors import requests_for
 from quire.queue.broker import Broker
 from quire.records import FinishReason
@@ -33,6 +32,13 @@ CHAT = [{"role": "user", "content": "four"}]
 
 class Length(BaseModel):
     length: int
+
+
+class NAType:
+    """Named as that of pandas, which is known by its name: the client does not import it."""
+
+    def __repr__(self):
+        return "<NA>"
 
 
 class LengthMap(TypedDict):
@@ -119,8 +125,22 @@ def test_a_run_whose_workers_go_away_in_the_middle_says_so(no_worker):
     each = no_worker.client().generate_each(["a", "b"], window=1, timeout=2.0)
     with FakeWorker(no_worker.broker, length_of):
         assert next(each).text
-    with pytest.raises(WaitTimeout, match="no worker"):
+    told = r"^the run generate-\w+ has not ended yet \(1/2 done\): no worker"
+    with pytest.raises(WaitTimeout, match=told):
         next(each)
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), np.float32("nan"), NAType()])
+def test_a_missing_prompt_says_what_to_do_with_it(fake, missing):
+    (_, gone) = fake.client().generate(["a", missing], errors="return", progress=False)
+    shown = {float: "nan", np.float32: "nan"}.get(type(missing), repr(missing))
+    told = f"request 1: prompt: is missing ({shown}): leave such rows out, or fill them"
+    assert str(gone.error) == told
+
+
+def test_parameters_in_a_map_are_told_their_place(fake):
+    with pytest.raises(InvalidRequest, match=r"sampling: unknown argument: .*as temperature=0"):
+        fake.client().generate(["a"], sampling={"temperature": 0})
 
 
 def test_a_run_with_a_name_is_continued_and_nothing_is_generated_twice(fake):
@@ -356,14 +376,3 @@ def test_a_completion_shows_itself_in_short_and_as_json(fake):
     assert one.to_dict()["parsed"] == {"length": 3}
     assert "<td>Length(length=3)</td>" in results._repr_html_()
     assert repr(results) == "<Generations: 1 results, 0 failed>"
-
-
-def test_the_progress_tells_counts_rate_and_what_is_left():
-    drawn = []
-    progress = Progress("run", 4, lambda now: drawn.append((now.done, now.failed)))
-    progress.has_ended(is_failed=False)
-    progress.has_ended(is_failed=True)
-    progress.show()
-    assert drawn == [(1, 0), (2, 1)]
-    assert progress.text.startswith("2/4 done, 1 failed, ")
-    assert progress.text.endswith(" left")

@@ -171,7 +171,8 @@ def test_a_chat_for_a_model_without_a_template_is_rejected(queue: Queue):
     without_template = ModelTokenizer(byte_tokenizer())
     completion = finish_beside_a_good_one(queue, bad, tokenizer=without_template).completion
     assert completion.error is not None
-    assert completion.error.field == "kind"
+    assert completion.error.field == "body.messages"
+    assert "no chat template: use prompts (/v1/completions)" in completion.error.message
 
 
 class DatedTokenizer(ModelTokenizer):

@@ -201,7 +201,8 @@ def test_a_template_whose_control_tokens_cannot_be_told_from_text_serves_no_chat
         assert model.why_no_chat is not None and "chat template is not usable" in model.why_no_chat
         with pytest.raises(InvalidRequest) as caught:
             model.encode_chat(chat("a"), created_ms=0)
-        assert (caught.value.field, caught.value.message) == ("kind", model.why_no_chat)
+        assert caught.value.field == "body.messages"
+        assert caught.value.message == f"{model.why_no_chat}: use prompts (/v1/completions)"
         assert model.encode_prompt("a")
 
 
