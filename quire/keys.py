@@ -91,6 +91,8 @@ hash tag: a whole shard lies in one slot, so that every transition can be one sc
                                  `adapters`: name -> fingerprint, which is empty until the adapter
                                  is loaded.
     idem:<tenant>:<key> string   idempotency key -> request id.
+    runs                hash     run of a batch file, of shard 0 -> what it last told of itself, a
+                                 msgpack map (see batch/runs.py). Expires a day after the last word.
     wake:<reader>       stream   a new entry ends the blocked read of a client, so that the client
                                  can add more streams to its read. Expires after a minute.
     mark                string   written after each durable write, so that the connection has a
@@ -300,6 +302,11 @@ class Keys:
 
     def wake(self, reader: str) -> str:
         return f"{self.prefix}:wake:{reader}"
+
+    @property
+    def runs(self) -> str:
+        """The runs of batch files; of shard 0."""
+        return f"{self.prefix}:runs"
 
     @property
     def mark(self) -> str:

@@ -10,8 +10,9 @@ request is generated twice within the queue's retention.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Unpack
 
@@ -20,6 +21,7 @@ import redis
 from quire.batch.files import BatchFileError, ResultFiles, lines_of, must_be_source
 from quire.batch.progress import DEFAULT_MAX_INFLIGHT, BatchOptions, BatchProgress
 from quire.batch.run import BatchRun
+from quire.batch.runs import RunTeller
 from quire.client.client import Client
 from quire.errors import InvalidRequest
 from quire.queue.producer import Producer
@@ -84,16 +86,27 @@ def run_batch(
     if shards < 1:
         raise InvalidRequest("shards", "must be at least 1")
     lines = lines_of(source, options.name)
-    with ResultFiles(output, errors, resume=resume, lines=lines) as files:
-        if isinstance(broker, str):
-            with connect(broker) as connection:
-                owned = brokers_of(connection, queue=queue, shards=shards, settings=settings)
-                run = BatchRun(owned, source, files, options=options, stop=stop)
-                return run.until_it_ends(on_progress)
-        # A batch uses the client's brokers, because it reads the logs of many requests at once.
-        brokers = broker.brokers if isinstance(broker, Client) else [broker]
+
+    with (
+        ResultFiles(output, errors, resume=resume, lines=lines) as files,
+        _brokers(broker, queue=queue, shards=shards, settings=settings) as brokers,
+    ):
+        teller = RunTeller(brokers[0], output, options, name=name or source.stem)
         run = BatchRun(brokers, source, files, options=options, stop=stop)
-        return run.until_it_ends(on_progress)
+        return run.until_it_ends(teller.before(on_progress))
+
+
+@contextlib.contextmanager
+def _brokers(
+    broker: str | Producer | Client, *, queue: str, shards: int, settings: QueueSettings
+) -> Iterator[Sequence[Producer]]:
+    """The brokers of a run; those of a url as long as it runs."""
+    if isinstance(broker, str):
+        with connect(broker) as connection:
+            yield brokers_of(connection, queue=queue, shards=shards, settings=settings)
+    else:
+        # A batch uses the client's brokers, because it reads the logs of many requests at once.
+        yield broker.brokers if isinstance(broker, Client) else [broker]
 
 
 def brokers_of(

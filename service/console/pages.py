@@ -153,7 +153,7 @@ def limits(watched: Watched, _: Parameters) -> Context:
 
 
 def batches(watched: Watched, _: Parameters) -> Context:
-    """The batches that callers have created at a gateway. Their records are in shard 0."""
+    """The batches of a gateway, and the runs of files. Their records are in shard 0."""
     return {"state": batches_of(watched.queue.brokers[0])}
 
 

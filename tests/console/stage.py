@@ -5,7 +5,11 @@ Requests are claimed and committed by the broker's own transitions; only the tok
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
+from quire.batch.progress import BatchOptions, BatchProgress
+from quire.batch.runs import RunTeller
 from quire.queue.broker import Broker
 from quire.queue.claim.claim import Claimed
 from quire.queue.control.limits import QueueLimits
@@ -123,6 +127,7 @@ def play(
         later = broker.now_ms() + 3_600_000 * (number + 1)
         broker.submit(request(f"later-{number}", number=number, not_before_ms=later))
     batches(broker)
+    runs(broker)
     beat(broker)
 
 
@@ -203,6 +208,16 @@ def batches(broker: Broker) -> None:
                     output=ResultFile("file-2", 5), errors=ResultFile(), fields={"completed": 4988},
                 )
             )  # fmt: skip
+
+
+def runs(broker: Broker) -> None:
+    """Runs of batch files: one that goes on, and one with a hostile name that has ended."""
+    progress = BatchProgress(total=4000, completed=1200, failed=7, inflight=512, tokens=90_000)
+    teller = RunTeller(broker, Path("nightly.jsonl"), BatchOptions(name="nightly"), name="nightly")
+    teller.tell(progress)
+    options = BatchOptions(name=HOSTILE, model=HOSTILE)
+    ended = replace(progress, ending="cancelled")
+    RunTeller(broker, Path("other.jsonl"), options, name=HOSTILE).tell(ended)
 
 
 def beat(broker: Broker, *, generated: int = 40_000) -> None:

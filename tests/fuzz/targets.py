@@ -13,6 +13,7 @@ from collections.abc import Callable
 import msgpack
 
 from quire.batch.lines import BadLine, BatchLine, parse_line
+from quire.batch.runs import RunRecord
 from quire.errors import InvalidRequest, ProtocolError
 from quire.queue.claim.claim import Claimed, claim_answer
 from quire.queue.publish.output_log import OutputRead
@@ -99,6 +100,12 @@ def worker_line(data: bytes) -> None:
         worker_of(b"worker", data, now_ms=0)
 
 
+def batch_run(data: bytes) -> None:
+    """What a run of a batch file has told of itself."""
+    with contextlib.suppress(ProtocolError):
+        RunRecord.of(b"run", data)
+
+
 def batch_line(data: bytes) -> None:
     """A line of a batch file: a line that can be submitted, or one that says why not."""
     line = parse_line(data.decode(errors="replace"), number=1, batch="b")
@@ -111,7 +118,7 @@ TARGETS: dict[str, Target] = {
     target.__name__: target
     for target in (
         *(wire_message, token_ids, request, completion, log_entry, claim_reply, record),
-        *(dead_letter, worker_line, batch_line),
+        *(dead_letter, worker_line, batch_line, batch_run),
     )
 }
 
@@ -154,6 +161,14 @@ SEEDS: dict[str, list[bytes]] = {
     "request": [_REQUEST.encode()],
     "completion": [_DONE.encode()],
     "worker_line": [b"1700000000000 ready " + pack({"claims": 1.0})],
+    "batch_run": [
+        pack(
+            dict.fromkeys(("name", "host", "tenant", "model", "ending"), "x")
+            | dict.fromkeys(
+                ("total", "completed", "failed", "inflight", "tokens", "began_ms", "told_ms"), 1
+            )
+        )
+    ],
     "batch_line": [
         b"""{"custom_id": "a", "method": "POST", "url": "/v1/completions",
         "body": {"prompt": "x", "max_tokens": 3}}"""

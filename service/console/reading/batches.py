@@ -1,9 +1,10 @@
-"""The batches of a queue: those that have not ended, and those that ended last."""
+"""The batches of a queue: those that have not ended, those that ended last, and runs of files."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quire.batch.runs import TELL_SECONDS, RunRecord, runs_in
 from quire.errors import ProtocolError
 from quire.queue.clock import ms_of
 from quire.queue.roles import Observer
@@ -13,6 +14,9 @@ from service.shared.batches.records import ENDED, BatchRecord
 #: The most batches of each list, and how many members of the set of ends are looked at for them:
 #: it also has the files.
 MAX_BATCHES, MAX_LOOKED_AT = 50, 200
+
+#: After so long without a word, a run that has not ended is shown as silent.
+SILENT_MS = int(10_000 * TELL_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +40,20 @@ class ShownBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchesState:
-    """Open batches, and ended ones, the one that is kept longest first."""
+    """Open batches, and ended ones, the one that is kept longest first.
+
+    `runs` are those of `quire run-batch`, the one that told last at first.
+    """
 
     open: Sequence[ShownBatch]
     num_open: int
     ended: Sequence[ShownBatch]
     at_ms: int
+    runs: Sequence[RunRecord] = ()
+
+    def is_silent(self, run: RunRecord) -> bool:
+        """Whether a run has told nothing for long; for one that has not ended."""
+        return self.at_ms - run.told_ms > SILENT_MS
 
 
 def batches_of(broker: Observer) -> BatchesState:
@@ -51,21 +63,23 @@ def batches_of(broker: Observer) -> BatchesState:
 
 def _read(broker: Observer) -> Procedure[BatchesState]:
     keys = broker.keys
-    work, num_open, ends, time = yield RoundTrip(
+    work, num_open, ends, told, time = yield RoundTrip(
         (
             command("zrange", keys.batch_work, 0, MAX_BATCHES - 1, withscores=True),
             command("zcard", keys.batch_work),
             command("zrevrange", keys.batch_ends, 0, MAX_LOOKED_AT - 1),
+            # Those who write it keep it short.
+            command("hgetall", keys.runs),
             command("time"),
         )
     )
-    now_ms = ms_of(time)
+    now_ms, runs = ms_of(time), runs_in(told)[:MAX_BATCHES]
     open_ids = [_text(name) for name, _ in work]
     members = [_text(member).partition(":") for member in ends]
     ended_ids = [name for kind, _, name in members if kind == "batch"][:MAX_BATCHES]
     ids = [*open_ids, *ended_ids]
     if not ids:
-        return BatchesState((), int(num_open), (), now_ms)
+        return BatchesState((), int(num_open), (), now_ms, runs)
     rows = yield RoundTrip(
         tuple(command("hgetall", keys.batch(one)) for one in ids), keeps_errors=True
     )
@@ -80,6 +94,7 @@ def _read(broker: Observer) -> Procedure[BatchesState]:
         num_open=int(num_open),
         ended=[b for b in found if not b.is_open],
         at_ms=now_ms,
+        runs=runs,
     )
 
 

@@ -2,10 +2,14 @@
 
 import html
 import re
+from dataclasses import replace
 
 import pytest
 
+from quire.batch.progress import BatchOptions, BatchProgress
+from quire.batch.runs import RunTeller
 from quire.testing.in_memory import FakeQuire
+from quire.wire.codec import pack_own, unpack_map
 from quire.wire.output import Activity
 from service.console import views
 from tests.console import stage
@@ -207,3 +211,19 @@ def test_times_name_their_zone(full):
     assert views.dated(1e300) == views.moment(None) == views.NOTHING
     for path in ("/requests?state=ended", f"/requests/{stage.ENDED}", "/batches"):
         assert re.search(r"[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{3})? UTC", full.page(path).text), path
+
+
+def test_runs_of_batch_files_are_listed_and_one_without_a_word_is_silent(console, fake, tmp_path):
+    progress = BatchProgress(total=40, completed=9, failed=1, inflight=5, tokens=700)
+    for name, ending in (("goes-on", None), ("stopped", "cancelled"), ("killed", None)):
+        teller = RunTeller(fake.broker, tmp_path / name, BatchOptions(name=name), name=name)
+        teller.tell(replace(progress, ending=ending))
+    key, later = fake.broker.keys.runs, fake.broker.now_ms() - 60_000
+    for run_id, data in fake.connection.hgetall(key).items():
+        word = unpack_map(data)
+        if word["name"] != "goes-on":
+            fake.connection.hset(key, run_id, pack_own({**word, "told_ms": later}))
+    shown = text_of(console.page("/batches").text)
+    assert re.search(r"goes-on running default \S+ 25 % 10 of 40, 1 failed 5 700 ", shown), shown
+    assert re.search(r"killed silent default \S+ 25 % 10 of 40, 1 failed 5 700 ", shown)
+    assert re.search(r"stopped cancelled default \S+ 25 % 10 of 40, 1 failed 0 700 ", shown)

@@ -6,6 +6,8 @@ import pytest
 
 import quire
 from quire import Client, QueueLimits
+from quire.batch.progress import BatchOptions, BatchProgress
+from quire.batch.runs import RunTeller
 from quire.cli import main
 from quire.errors import DeadlineExceeded, DurabilityUnavailable
 from quire.queue.broker import Broker
@@ -16,6 +18,7 @@ from quire.queue.rank.policy import QueuePolicy
 from quire.queue.view.inspection import inspect_memory, inspect_shards
 from quire.wire.output import ErrorInfo, State
 from quire.wire.protocol import Priority
+from service.console.reading.batches import batches_of
 from tests.quire.builders import claim_next, make_item, make_request
 from tests.quire.queue.acl.roles import DOCUMENT, ROLES, refused
 
@@ -47,6 +50,19 @@ def test_a_producer_submits_cancels_and_reads(as_role, real_broker):
     assert later.status().state is State.CANCELLED
     real_broker.cancel("g~b")
     assert {c.request_id for c in group.results(timeout=30)} == {"g~a", "g~b"}
+
+
+def test_a_producer_tells_of_its_run_of_a_batch_file_and_an_observer_reads_it(as_role, tmp_path):
+    for progress in (
+        BatchProgress(total=2),
+        BatchProgress(total=2, completed=2, ending="completed"),
+    ):
+        teller = RunTeller(
+            as_role("producer"), tmp_path / "out", BatchOptions(name="n"), name="nightly"
+        )
+        teller.tell(progress)
+        (told,) = batches_of(as_role("observer")).runs
+        assert (told.name, told.ending) == ("nightly", progress.ending or "")
 
 
 def test_a_gateway_submits_cancels_reads_and_hears_of_models(as_role, real_broker, real_connection):
