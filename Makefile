@@ -277,7 +277,7 @@ up: ## the whole stack in containers (PROFILE=cpu, gpu, vllm or vllm-cpu)
 
 down: ## stop the stack
 	@sh ops/check-docker.sh
-	docker compose --profile cpu --profile gpu --profile vllm --profile vllm-cpu --profile gateway --profile batcher --profile notifier --profile console down
+	docker compose --profile cpu --profile gpu --profile vllm --profile vllm-cpu --profile batcher --profile notifier down
 
 clean: ## remove the environment and all caches
 	rm -rf $(VENV) $(KERNELS_VENV) .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist

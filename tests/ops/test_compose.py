@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from service.batcher.settings import BATCHER_PORT, BatcherSettings
 from service.console.settings import CONSOLE_PORT, ConsoleSettings
@@ -265,7 +266,7 @@ def test_the_console_understands_its_environment_and_only_reads(in_container):
     assert (settings.queues, settings.role) == (("default",), "observer")
 
 
-def test_profiles_choose_the_device():
+def test_a_profile_chooses_the_engine_and_the_rest_of_a_service_comes_with_each():
     assert {name: SERVICES[name].get("profiles") for name in SERVICES} == {
         "redis": None,
         "worker-cpu": ["cpu"],
@@ -273,10 +274,10 @@ def test_profiles_choose_the_device():
         "worker-vllm": ["vllm"],
         "worker-vllm-cpu": ["vllm-cpu"],
         "exporter": None,
-        "gateway": ["gateway"],
+        "gateway": None,
         "batcher": ["batcher"],
         "notifier": ["notifier"],
-        "console": ["console"],
+        "console": None,
         "prometheus": None,
         "grafana": None,
     }
@@ -293,6 +294,75 @@ def test_code_that_vllm_compiles_can_be_run_from_its_cache(name):
     text = DOCKERFILE.read_text(encoding="utf-8")
     for variable in ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
         assert re.search(rf"{variable}={folder}(/\w+)? ", text)
+
+
+EXAMPLE = (ROOT / ".env.example").read_text(encoding="utf-8")
+
+
+def offered(text: str) -> dict[str, str]:
+    """The variables of the example with their values; each line is off."""
+    return dict(re.findall(r"^# (\w+)=(.*)$", text, flags=re.MULTILINE))
+
+
+def read_by_compose() -> dict[str, str | None]:
+    """What a person can set, with the default of the file if it has one."""
+    text = COMPOSE_FILE.read_text(encoding="utf-8")
+    passed_on = {
+        name: None
+        for service in SERVICES.values()
+        for name, value in service.get("environment", {}).items()
+        if value is None
+    }
+    own = dict(re.findall(r"\$\{(\w+):-([^}]*)\}", text))
+    del own["VERSION"]  # `make up` sets it.
+    return passed_on | own
+
+
+def test_the_example_of_an_environment_names_what_can_be_set_and_sets_nothing():
+    assert [line for line in EXAMPLE.splitlines() if line and not line.startswith("# ")] == []
+    read = read_by_compose()
+    assert offered(EXAMPLE).keys() == read.keys()
+    # A variable that is missing, or that nothing reads, is noticed.
+    assert offered(EXAMPLE.replace("# QUIRE_MODEL=", "# QUIRE_MODLE=")).keys() != read.keys()
+
+
+def test_the_values_of_the_example_are_the_defaults(enter):
+    values = {name: value for name, value in offered(EXAMPLE).items() if value}
+    wrong = {
+        name: value
+        for name, value in read_by_compose().items()
+        if value is not None and value != offered(EXAMPLE)[name]
+    }
+    assert wrong == {}
+    kinds = {"worker-cpu": Settings, "exporter": ExporterSettings, "gateway": GatewaySettings}
+    kinds |= {"console": ConsoleSettings, "notifier": NotifierSettings}
+    for name, kind in kinds.items():
+        enter(name)
+        untouched = kind.load([])
+        enter(name, **values)
+        assert kind.load([]) == untouched
+
+
+class Overriding(yaml.SafeLoader):
+    """Reads a file over another one: `!reset` takes a key away."""
+
+
+Overriding.add_constructor("!reset", lambda _loader, _node: None)
+
+
+def test_the_file_for_images_pulls_each_image_of_ours_and_builds_none():
+    text = (ROOT / "ops" / "compose.images.yml").read_text(encoding="utf-8")
+    over = yaml.load(text, Loader=Overriding)["services"]
+    assert over.keys() == {name for name in SERVICES if "build" in SERVICES[name]} == set(OURS)
+    for name, service in over.items():
+        assert service.keys() == {"image", "build", "pull_policy"}
+        assert (service["build"], service["pull_policy"]) == (None, "always")
+        # The same name and tag, but nothing is pulled without the name of a registry.
+        asked = re.sub(
+            r"\$\{QUIRE_IMAGE:\?[^}]+\}", "${QUIRE_IMAGE:-quire-worker}", service["image"]
+        )
+        assert asked == SERVICES[name]["image"] != service["image"]
+    assert text.count("build: !reset null") == len(OURS)
 
 
 def test_secrets_are_made_once_and_readable_by_the_containers(tmp_path):
