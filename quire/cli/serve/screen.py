@@ -54,7 +54,8 @@ class Screen:
         self._has_addresses, self._has_call = False, False
         #: What a worker says of its model: name, what it makes, whether it knows chats.
         self._served: Mapping[str, Any] | None = None
-        self._stages: list[str] = []
+        #: What each worker has said of its load.
+        self._stages: dict[str, str] = {}
 
     def tell(self, text: str) -> None:
         """Prints a sentence on stderr, with or without a terminal."""
@@ -72,8 +73,11 @@ class Screen:
             self._addresses[child.name] = _address(event)
         elif what == "worker ready":
             self._hear_ready(child, event)
+        elif what == "loading":
+            if event.get("of"):
+                self._stages[child.name] = f"{event['tensors']} of {event['of']} tensors"
         elif what.startswith(_LONG):
-            self._stages = [what]
+            self._stages[child.name] = what
             self._printed = -PLAIN_PROGRESS_SECONDS
         elif what == "draining":
             self._hear_draining(child, event)
@@ -93,7 +97,8 @@ class Screen:
         # All of a model has to come into memory, so this says how far it is.
         if sizes := [size for each in workers if (size := each.memory_bytes())]:
             facts.append(f"{' + '.join(f'{size / 1e9:.1f}' for size in sizes)} GB in memory")
-        text = f"loading {self._model.what}: {', '.join([*facts, *self._stages])}"
+        facts += dict.fromkeys(self._stages.values())
+        text = f"loading {self._model.what}: {', '.join(facts)}"
         if self._console.has_terminal:
             self._console.progress(text)
         else:
@@ -122,8 +127,8 @@ class Screen:
     def _hear_draining(self, child: Child, event: Mapping[str, Any]) -> None:
         num = event.get("open_answers", event.get("claims", 0))
         if num:
-            things = "open answers" if "open_answers" in event else "requests that it runs"
-            self.tell(f"{child.name} waits for {num} {things}")
+            things = "open answer" if "open_answers" in event else "running request"
+            self.tell(f"{child.name} waits for {num} {things}{'s' if num > 1 else ''}")
 
     def _print_what_is_known(self) -> None:
         if not self._has_addresses and {"gateway", "console"} <= self._addresses.keys():

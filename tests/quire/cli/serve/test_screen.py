@@ -106,8 +106,10 @@ def test_how_far_it_is_comes_at_once_and_then_now_and_then(screen_of, capsys, mo
     screen.waiting([])
     assert capsys.readouterr().err == "loading one: 0 s, compiling the x kernels; once\n"
     monkeypatch.setattr(module, "PLAIN_PROGRESS_SECONDS", 0.0)
+    for event in ({"bytes": 5}, {"tensors": 3, "of": 57}, {"seconds": 10.0}):
+        screen.hear(child("worker-1"), {"event": "loading", "level": "info", **event})
     screen.waiting([])
-    assert capsys.readouterr().err.startswith("loading one")
+    assert capsys.readouterr().err == "loading one: 0 s, 3 of 57 tensors\n"
     screen.hear(child("worker-1"), TEXT)
     capsys.readouterr()
     screen.waiting([])
@@ -133,8 +135,8 @@ def test_logs_are_printed_if_they_are_asked_for(screen_of, capsys):
 def test_a_drain_says_what_it_waits_for(screen_of, capsys):
     screen = screen_of()
     screen.hear(child("gateway"), {"event": "draining", "open_answers": 3})
-    screen.hear(child("worker-1"), {"event": "draining", "claims": 2})
+    screen.hear(child("worker-1"), {"event": "draining", "claims": 1})
     screen.hear(child("worker-2"), {"event": "draining", "claims": 0})
     assert capsys.readouterr().err == (
-        "gateway waits for 3 open answers\nworker-1 waits for 2 requests that it runs\n"
+        "gateway waits for 3 open answers\nworker-1 waits for 1 running request\n"
     )
