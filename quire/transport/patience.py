@@ -66,6 +66,7 @@ class Patience:
         self._explain_at = now + NOTE_SECONDS if explains else None
         self._again_seconds = again_seconds
         self._so_far = so_far
+        self._has_last_look = False
         self._reason = ""
 
     def look_in(self, seconds: float | None) -> None:
@@ -73,7 +74,10 @@ class Patience:
         self._look_at = None if seconds is None else time.monotonic() + seconds
 
     def left(self, longest_seconds: float) -> float:
-        """For how many seconds the next read may wait, at most. WaitTimeout if time is up."""
+        """For how many seconds the next read may wait, at most. WaitTimeout if time is up.
+
+        A wait that has not found out yet what is missing gets one more read, which does not wait.
+        """
         now, left = time.monotonic(), longest_seconds
         if self._look_at is not None:
             left = min(left, max(self._look_at - now, AT_ONCE))
@@ -83,9 +87,14 @@ class Patience:
         if self._give_up is None:
             return left
         left = min(left, self._give_up - now)
-        if left <= 0:
+        if left > 0:
+            return left
+        # Time may run out between `is_to_explain` and now. One more read is followed by the look.
+        is_unexplained = self._explain_at is not None and self._outage is None
+        if not is_unexplained or self._has_last_look or not longest_seconds:
             raise self._timeout() from self._outage
-        return left
+        self._has_last_look = True
+        return AT_ONCE
 
     @property
     def longest_call(self) -> float | None:

@@ -22,6 +22,11 @@ def eventually(condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not come about")
 
 
+def blocked(connection: redis.Redis) -> set[str]:
+    """The ids of the clients that wait for news."""
+    return {one["id"] for one in connection.client_list() if "b" in one["flags"]}
+
+
 class Clock:
     """The clock of waits; a test puts it forward, so that a timeout is over when the test says so.
 

@@ -312,10 +312,16 @@ class Queue:
 
     def take_all_away(self) -> None:
         """The same for all requests of workers that are dead or frozen."""
-        names = self.connection.zrange(self.keys.lease, 0, -1)
-        if names:
-            self.connection.zadd(self.keys.lease, dict.fromkeys(names, 1))
-        assert len(self.broker.reap()) == len(names)
+        left = {name.decode() for name in self.connection.zrange(self.keys.lease, 0, -1)}
+
+        def reaped() -> bool:
+            if left:
+                self.connection.zadd(self.keys.lease, dict.fromkeys(left, 1))
+            # What a worker sent as its last may still come between the two.
+            left.difference_update(item.request_id for item in self.broker.reap())
+            return not left
+
+        eventually(reaped, "all leases taken away")
 
     def result(self, request_id: str, *, seconds: float = PATIENCE_SECONDS) -> Output:
         """Wait for the end of a request; returns its joined log."""

@@ -87,8 +87,13 @@ class StepGate:
     def open(self) -> None:
         self._is_open.set()
 
-    def step_until(self, condition: Callable[[], Any]) -> None:
+    def step_until(
+        self, condition: Callable[[], Any], *, may_step: Callable[[], bool] = lambda: True
+    ) -> None:
         """Allow one step after another, slowly, until the condition is true.
+
+        Args:
+            may_step: asked before each; after a False it is asked again.
 
         No second one is allowed before the engine has taken the first: else an engine that starts
         late makes all steps of the wait at once, and the request has ended when somebody looks.
@@ -98,8 +103,9 @@ class StepGate:
         pause = threading.Event()
         while not condition():
             assert time.monotonic() < give_up, f"no step makes it true: {condition}"
-            self._allowed.acquire(blocking=False)
-            self._allowed.release()
+            if may_step():
+                self._allowed.acquire(blocking=False)
+                self._allowed.release()
             pause.wait(0.005)
 
     def step_to_end_of(self, worker: Any) -> None:

@@ -14,6 +14,7 @@ import pytest
 from quire.cli.console import flags_of
 from quire.cli.sources import without_password
 from quire.wire.output import State
+from tests.quire.waiting import blocked
 from tests.service.builders import eventually
 
 ROOT = Path(__file__).parents[3]
@@ -65,11 +66,6 @@ def test_what_bench_gives_up_waiting_for_is_cancelled(start, real_broker):
     assert process.returncode == 1
     assert "3 requests that had not ended were cancelled" in err
     assert real_broker.backlog().tokens == 0
-
-
-def blocked(connection):
-    """The ids of the clients that wait for news."""
-    return {one["id"] for one in connection.client_list() if "b" in one["flags"]}
 
 
 @pytest.mark.parametrize(("flag", "verb"), [("--follow", "tail"), ("--wait", "result")])

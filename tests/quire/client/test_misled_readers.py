@@ -13,7 +13,7 @@ from quire.queue.broker import Broker
 from quire.queue.broker_async import AsyncBroker
 from tests.quire.builders import claim_next, make_item, token_at
 from tests.quire.loop_face import async_twin
-from tests.quire.waiting import Reading, eventually
+from tests.quire.waiting import Reading, blocked, eventually
 
 
 class LateBroker(Broker):
@@ -108,7 +108,7 @@ def two(real_broker):
 
 
 def until_somebody_waits(connection: redis.Redis) -> None:
-    eventually(lambda: any("b" in each["flags"] for each in connection.client_list()))
+    eventually(lambda: bool(blocked(connection)))
 
 
 @pytest.mark.real_redis

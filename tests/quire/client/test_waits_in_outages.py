@@ -19,7 +19,7 @@ from quire.transport.connection import connect
 from quire.transport.patience import Patience
 from tests.quire.batch_folder import Folder, ask
 from tests.quire.builders import claim_next, make_item, make_request, token_at
-from tests.quire.waiting import PATIENCE_SECONDS, Reading, eventually
+from tests.quire.waiting import PATIENCE_SECONDS, Reading, blocked, eventually
 
 pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(120)]
 
@@ -121,9 +121,12 @@ def borne(monkeypatch):
 
 
 def wait_until_read(server):
-    """Until somebody waits for news of the log or of the group."""
+    """Until somebody waits for news of the log or of the group.
+
+    A read that does not wait may still be without its answer, and a wait that never had one ends.
+    """
     with connect(server.url) as connection:
-        eventually(lambda: any(one["cmd"] == "xread" for one in connection.client_list()))
+        eventually(lambda: bool(blocked(connection)))
 
 
 @pytest.mark.parametrize("wait", [*WAITS, result, stream, group_results, group_wait])

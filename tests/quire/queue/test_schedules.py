@@ -15,7 +15,7 @@ from tests.quire.conftest import queue_of_its_own
 from tests.quire.schedules import MAX_ATTEMPTS, World
 
 #: Seeds per mode.
-NUM_SEEDS = int(os.environ.get("QUIRE_SCHEDULES", "20"))
+NUM_SEEDS = int(os.environ.get("QUIRE_SCHEDULES", "10"))
 
 #: A negative control has this many seeds to break the laws under this many of them.
 NUM_CONTROL_SEEDS = 60

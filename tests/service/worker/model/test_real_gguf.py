@@ -1,6 +1,6 @@
 """`python -m service --model <file>.gguf`: a real worker answers chats, whoever is killed."""
 
-import signal
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +8,7 @@ from models.fetch import MODELS
 from quire.client.client import Client
 from tests.engine.model.gguf_files import tiny_model, write_gguf
 from tests.service.builders import Queue
-from tests.service.processes import REAL_WORKER, WorkerProcess
+from tests.service.processes import HELD_WORKER, REAL_WORKER, WorkerProcess, killed_in_the_middle
 
 pytestmark = pytest.mark.processes
 
@@ -17,9 +17,12 @@ SMOLLM2 = MODELS["smollm2"]
 FILE = SMOLLM2.at_hand()
 
 
-def gguf_worker(queue: Queue, file) -> WorkerProcess:
-    flags = ("--model", str(file), "--dtype", "float32", "--device", "cpu")
-    return WorkerProcess(queue, *flags, module=REAL_WORKER)
+def flags_with(file: Path) -> tuple[str, ...]:
+    return ("--model", str(file), "--dtype", "float32", "--device", "cpu")
+
+
+def gguf_worker(queue: Queue, file: Path) -> WorkerProcess:
+    return WorkerProcess(queue, *flags_with(file), module=REAL_WORKER)
 
 
 def test_a_worker_serves_a_chat_from_a_file(queue: Queue, tmp_path):
@@ -39,15 +42,13 @@ def test_a_worker_serves_a_chat_from_a_file(queue: Queue, tmp_path):
 )
 @pytest.mark.timeout(600)
 def test_a_worker_killed_in_mid_sentence_leaves_the_same_answer(queue: Queue):
-    sampling = {"max_tokens": 150, "temperature": 0.8, "seed": 11, "ignore_eos": True}
+    sampling = {"max_tokens": 40, "temperature": 0.8, "seed": 11, "ignore_eos": True}
     with Client(queue.url, queue=queue.name) as client:
         handle = client.submit(messages=CHAT, sampling=sampling)
-        with gguf_worker(queue, FILE) as worker:
-            worker.wait_until_ready()
-            queue.wait_for_tokens(handle.request_id, 20)
-            worker.signal(signal.SIGKILL)
-            worker.wait()
-        assert 20 <= queue.published(handle.request_id) < 150
+        told = killed_in_the_middle(
+            queue, handle.request_id, *flags_with(FILE), tokens=10, module=HELD_WORKER
+        )
+        assert 10 <= told < 40
         with gguf_worker(queue, FILE):
             interrupted = handle.result(timeout=300)
             undisturbed = client.submit(messages=CHAT, sampling=sampling).result(timeout=300)

@@ -10,6 +10,7 @@ from quire.queue.claim.claim import Claimed, Claiming
 from quire.queue.lease.lease import Leasing
 from quire.transport.connection import translated
 from service.worker.outgoing.contact import Contact
+from tests.quire.waiting import blocked
 from tests.service.builders import (
     SHORT_LEASE_SECONDS,
     Queue,
@@ -144,7 +145,7 @@ def test_what_a_read_brings_after_the_stop_is_given_back(queue: Queue):
     gate = StepGate()
     with WorkerThread(queue.settings(block_seconds=2.0), before_run=gate) as worker:
         eventually(lambda: worker.get("/readyz")[0] == 200)
-        eventually(lambda: any("b" in one["flags"] for one in queue.connection.client_list()))
+        eventually(lambda: bool(blocked(queue.connection)))
         worker.worker.stop()
         (intake,) = worker.worker._intakes.values()
         eventually(intake._stopping.is_set)
