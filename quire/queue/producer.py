@@ -121,12 +121,13 @@ class Producer(Side):
         block = at_most(block_seconds, self._longest_block)
         return self.run(telling.told(self.keys, after=after, block_seconds=block))
 
-    def begin_now(self, group: str) -> bool:
-        """A group that never was begins with the next end; returns whether this one does.
+    def begin(self, group: str, *, from_oldest: bool = False) -> bool:
+        """A group that never was begins with the next end, or with the oldest one that is kept.
 
-        A group that is there, or that a server has lost, stays where it is.
+        Returns whether this group is new. One that is there, or that a server has lost, stays where
+        it is; one without a mark, as earlier versions leave it, gets that of its position.
         """
-        return self.run(telling.begin_now(self.keys, group))
+        return self.run(telling.begin(self.keys, group, from_oldest=from_oldest))
 
     def deliver(self, group: str, consumer: str, *, block_seconds: float | None = None) -> Delivery:
         """Ends that were delivered to no consumer of the group yet; waits as `told` does.

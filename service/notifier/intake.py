@@ -75,8 +75,9 @@ class EndIntake:
         while True:
             try:
                 if not self.has_begun.is_set():
-                    if not self._replay and await broker.begin_now(GROUP):
-                        _log.info("begins with the next end", shard=broker.keys.shard)
+                    if await broker.begin(GROUP, from_oldest=self._replay):
+                        first = "oldest" if self._replay else "next"
+                        _log.info(f"begins with the {first} end", shard=broker.keys.shard)
                     self.has_begun.set()
                 if has_left_some:
                     # Before new ones: Redis would have to remember more and more of them.

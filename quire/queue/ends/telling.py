@@ -57,8 +57,8 @@ def told(keys: Keys, *, after: str, block_seconds: float | None) -> Procedure[li
         after = found.positions[-1]
 
 
-def begin_now(keys: Keys, group: str) -> Procedure[bool]:
-    """See `Producer.begin_now`.
+def begin(keys: Keys, group: str, *, from_oldest: bool) -> Procedure[bool]:
+    """See `Producer.begin`.
 
     Only the mark is written here: the next read creates the group from it. So no death of a process
     leaves a group without its beginning.
@@ -67,17 +67,23 @@ def begin_now(keys: Keys, group: str) -> Procedure[bool]:
         command("xpending", keys.ends, group),
         command("hexists", keys.ends_read, group),
         command("xrevrange", keys.ends, count=1),
+        command("xinfo_groups", keys.ends),
     )
-    state, has_mark, newest = yield RoundTrip(look, keeps_errors=True)
+    state, has_mark, newest, groups = yield RoundTrip(look, keeps_errors=True)
     for reply in (has_mark, newest):
         if isinstance(reply, RedisError):
             raise translated(reply)
-    if has_mark or not _is_absent(state):
+    if has_mark:
         return False
-    now = newest[0][0] if newest else FIRST_CURSOR
+    is_new = _is_absent(state)
+    mark = _position_of(group, state, groups)
+    if is_new:
+        mark = newest[0][0] if newest and not from_oldest else FIRST_CURSOR
+    if mark is None:
+        return False
     # Another consumer may begin at the same moment: the first one decides.
-    (is_new,) = yield RoundTrip((command("hsetnx", keys.ends_read, group, now),))
-    return bool(is_new)
+    (is_written,) = yield RoundTrip((command("hsetnx", keys.ends_read, group, mark),))
+    return is_new and bool(is_written)
 
 
 def deliver(
@@ -170,6 +176,23 @@ def _in_group(keys: Keys, group: str, read: Any, *, wait_seconds: float) -> Proc
     if isinstance(reply, RedisError):
         raise translated(reply)
     return reply
+
+
+def _position_of(group: str, state: Any, groups: Any) -> str | None:
+    """Up to where a group that has no mark has handled all ends; None if that cannot be told.
+
+    The states were read one after the other, and each position is safe by itself: what is handled
+    stays so. A user with the rights of an earlier version may not read the second one.
+    """
+    if isinstance(state, RedisError):
+        return None
+    if oldest := state["min"]:
+        return before(oldest.decode())
+    known = () if isinstance(groups, RedisError) else groups
+    found = next((one for one in known if one["name"] == group.encode()), None)
+    if found is None or found["pending"]:
+        return None
+    return str(found["last-delivered-id"].decode())
 
 
 def _beginning(mark: Any, newest: Any) -> str:

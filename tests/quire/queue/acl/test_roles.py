@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.real_redis, pytest.mark.distribution]
 USERS = {Producer: "producer", WorkerSide: "worker", Operator: "operator", Observer: "observer"}
 
 #: What a role has for users with one right more, and the user that runs it here.
-OF_SINKS = ("begin_now", "deliver", "delivered", "take_over", "acknowledge")
+OF_SINKS = ("begin", "deliver", "delivered", "take_over", "acknowledge")
 OF_OTHER_USERS = dict.fromkeys(OF_SINKS, "sink")
 OF_GATEWAYS = ("workers",)
 
@@ -99,7 +99,7 @@ CALLS: dict[str, Call] = {
     "num_open_members": lambda side, scene: side.num_open_members(scene.group()),
     "read_ends": lambda side, scene: side.read_ends(scene.group(), block_seconds=0.01),
     "told": lambda side, scene: side.told(after="0-0", block_seconds=0.01),
-    "begin_now": lambda side, scene: side.begin_now("new"),
+    "begin": lambda side, scene: side.begin("new"),
     "deliver": lambda side, scene: side.deliver("sinks", "one", block_seconds=0.01),
     "delivered": lambda side, scene: side.delivered("sinks", "one"),
     "take_over": lambda side, scene: side.take_over("sinks", "one", idle_seconds=0),

@@ -1,10 +1,11 @@
 """The ends of a queue: each told once, by whichever script has ended the request."""
 
 import pytest
+from redis.exceptions import ResponseError
 
 from quire.errors import UnknownRequest
 from quire.keys import Keys
-from quire.queue.ends.telling import MAX_TOLD_PER_READ
+from quire.queue.ends.telling import MAX_TOLD_PER_READ, _position_of
 from quire.queue.lease.lease import BackOff
 from quire.queue.repair.damage import condemn_call
 from quire.records import ErrorInfo, FinishReason, State, Usage
@@ -237,14 +238,14 @@ def test_what_a_consumer_has_not_handled_comes_again_from_a_lost_group(broker, c
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_a_group_that_never_was_begins_with_the_next_end(broker, connection, is_lost):
     ended(broker, "a")
-    assert broker.begin_now("sinks")
+    assert broker.begin("sinks")
     ended(broker, "b")
     # The process may have died before its first read, or the server may have lost the group.
-    assert not broker.begin_now("sinks")
+    assert not broker.begin("sinks")
     if is_lost:
         broker.delivered("sinks", "one")
         lose_group(broker, connection)
-        assert not broker.begin_now("sinks")
+        assert not broker.begin("sinks")
     assert names_of(broker.deliver("sinks", "one")) == ["b"]
 
 
@@ -256,7 +257,7 @@ def test_a_mark_that_is_damaged_or_after_all_ends_hides_none(broker, connection,
 
 
 def test_so_does_one_of_a_queue_without_an_end(broker):
-    assert broker.begin_now("sinks")
+    assert broker.begin("sinks")
     ended(broker, "a")
     assert names_of(broker.deliver("sinks", "one")) == ["a"]
 
@@ -265,8 +266,46 @@ def test_a_group_that_is_there_stays_where_it_is(broker, connection):
     ended(broker, "a")
     # As an earlier version creates it.
     connection.xgroup_create(broker.keys.ends, "sinks", id="0")
-    assert not broker.begin_now("sinks")
+    assert not broker.begin("sinks")
     assert names_of(broker.deliver("sinks", "one")) == ["a"]
+
+
+@pytest.mark.parametrize("num_pending", [0, 1])
+def test_a_group_of_an_earlier_version_goes_on_from_its_position_after_a_loss(
+    broker, connection, num_pending
+):
+    """It has no mark until its first acknowledgement here, and the server loses it before."""
+    ended(broker, "a", "b")
+    connection.xgroup_create(broker.keys.ends, "sinks", id="0")
+    positions = broker.deliver("sinks", "one").positions
+    connection.xack(broker.keys.ends, "sinks", *positions[: 2 - num_pending])
+    assert not broker.begin("sinks")
+    ended(broker, "c")
+    lose_group(broker, connection)
+    assert not broker.begin("sinks")
+    assert names_of(broker.deliver("sinks", "one")) == [*["b"] * num_pending, "c"]
+
+
+def test_a_replay_that_a_server_loses_before_its_first_acknowledgement_is_no_new_group(
+    broker, connection
+):
+    ended(broker, "a")
+    assert broker.begin("sinks", from_oldest=True)
+    assert names_of(broker.deliver("sinks", "one")) == ["a"]
+    lose_group(broker, connection)
+    # The next process is started without it.
+    assert not broker.begin("sinks")
+    assert names_of(broker.deliver("sinks", "one")) == ["a"]
+
+
+def test_a_position_at_which_another_consumer_works_is_no_mark(broker, connection):
+    """Delivered between the two reads: not handled, but behind the last delivered one."""
+    ended(broker, "a")
+    broker.deliver("sinks", "one")
+    (group,) = connection.xinfo_groups(broker.keys.ends)
+    nothing_yet = {"pending": 0, "min": None, "max": None, "consumers": []}
+    assert _position_of("sinks", nothing_yet, [group]) is None
+    assert _position_of("sinks", nothing_yet, ResponseError("NOPERM")) is None
 
 
 def test_the_ends_of_a_shard_are_one_key():
