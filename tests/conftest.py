@@ -21,6 +21,7 @@ LONG_FILES = (
     "tests/service/worker/process/test_watch.py",
     "tests/service/worker/outgoing/test_leases.py",
     "tests/service/gateway/test_outages.py",
+    "tests/service/test_serve.py",
     "tests/service/worker/process/test_processes.py",
     "tests/service/gateway/test_streams.py",
     "tests/service/worker/incoming/test_trials.py",

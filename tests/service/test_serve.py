@@ -11,12 +11,12 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 
-from quire import Client
 from quire.transport.local_redis import server_program
 from tests.service.builders import CHECKOUT, PATIENCE_SECONDS, Queue, eventually
 from tests.service.fake_model import expected_tokens
@@ -144,63 +144,74 @@ def test_the_page_shows_what_is_printed(abacus: Serve):
     assert [*map(without_numbers, printed)] == [*map(without_numbers, shown.splitlines())]
 
 
-def test_a_worker_that_is_killed_in_the_middle_is_replaced_and_no_answer_suffers(abacus: Serve):
-    queue, victim = Queue.at(abacus.redis_url, name="default"), abacus.worker()
-    greedy = {"max_tokens": 300, "temperature": 0}
-    prompts = [
-        {"prompt": f"count: {first} to {first + 50}=", "sampling": greedy}
-        for first in range(100, 164)
-    ]
-    with Client(abacus.redis_url) as client:
-        handles = client.submit_many(prompts)
-        next(iter(handles[0].stream()))
-        os.kill(victim, signal.SIGKILL)
-        eventually(lambda: not psutil.pid_exists(victim))
-        queue.take_all_away()
-        answers = [handle.result(timeout=4 * PATIENCE_SECONDS) for handle in handles]
-        again = [handle.result(timeout=PATIENCE_SECONDS) for handle in client.submit_many(prompts)]
-    assert [answer.text for answer in answers] == [answer.text for answer in again]
-    assert answers[0].text.split() == [str(number) for number in range(100, 151)]
-    assert answers[0].resumes == 1 and again[0].resumes == 0
-    assert abacus.worker(number=2) != victim
-    abacus.line(r"worker-1 was ended by SIGKILL; it is started again as process")
+@dataclass(frozen=True)
+class Killed:
+    """A request whose worker was killed, and then the command itself, in the middle each time."""
+
+    folder: Path
+    request_id: str
+    #: The workers that had it, how much of it was published when the first was killed, and what
+    #: ran on after the command was killed.
+    workers: tuple[int, int]
+    published: int
+    left: list[psutil.Process]
 
 
-def drained_in_the_middle(serve: Serve) -> int:
-    """The exit code after a signal that comes while an answer is streamed, which is complete."""
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Killed:
+    folder = tmp_path_factory.mktemp("killed")
+    with serving(folder, is_fake=True) as serve:
+        queue, first = Queue.at(serve.redis_url, name="default"), serve.worker()
+        request_id = queue.submit((1, 2, 3), max_tokens=NUM_TOKENS)
+        queue.wait_for_tokens(request_id, 5)
+        os.kill(first, signal.SIGKILL)
+        second = serve.worker(number=2)
+        serve.line("worker-1 was ended by SIGKILL; it is started again as process")
+        published = queue.published(request_id)
+        queue.take_away(request_id)
+        queue.wait_for_tokens(request_id, published + 5)
+        programs = serve.processes()
+        assert len(programs) == 4
+        serve.process.kill()
+        _, left = psutil.wait_procs(programs, timeout=PATIENCE_SECONDS)
+    return Killed(folder, request_id, (first, second), published, left)
+
+
+@pytest.fixture(scope="module")
+def again(killed: Killed) -> Iterator[Serve]:
+    with serving(killed.folder, is_fake=True) as serve:
+        yield serve
+
+
+def test_a_worker_that_is_killed_is_replaced_and_its_request_goes_on(killed: Killed):
+    assert killed.workers[0] != killed.workers[1]
+    assert 5 <= killed.published < NUM_TOKENS - 5
+
+
+def test_a_killed_command_leaves_no_program_behind(killed: Killed):
+    assert killed.left == []
+
+
+def test_the_next_start_finishes_the_request_with_every_token(killed: Killed, again: Serve):
+    queue = Queue.at(again.redis_url, name="default")
+    assert killed.published + 5 <= queue.published(killed.request_id) < NUM_TOKENS
+    queue.take_away(killed.request_id)
+    found = queue.result(killed.request_id)
+    assert found.completion.resumes == 2
+    assert found.token_ids == expected_tokens((1, 2, 3), max_tokens=NUM_TOKENS)
+
+
+def test_a_drain_lets_an_open_answer_end_before_anything_else(again: Serve):
     body = {"model": "abacus", "prompt": [1, 2, 3], "max_tokens": 100, "stream": True}
-    url = serve.line(r"  OpenAI +(\S+)")[1]
+    url = again.line(r"  OpenAI +(\S+)")[1]
     request = urllib.request.Request(f"{url}/completions", json.dumps(body).encode())
     request.add_header("Content-Type", "application/json")
     with urllib.request.urlopen(request, timeout=60) as response:
         first = response.readline()
-        serve.process.send_signal(signal.SIGINT)
+        again.process.send_signal(signal.SIGINT)
         lines = [first, *response]
     events = [json.loads(line[6:]) for line in lines if line.startswith(b"data: {")]
     assert events[-1]["choices"][0]["finish_reason"] == "length" and len(events) > 2
     assert lines[-2:] == [b"data: [DONE]\n", b"\n"]
-    serve.line("gateway waits for 1 open answer")
-    return serve.wait()
-
-
-def test_a_killed_command_leaves_nothing_and_the_next_one_goes_on(tmp_path: Path):
-    with serving(tmp_path, is_fake=True) as first:
-        first.worker()
-        programs = first.processes()
-        assert len(programs) == 4
-        with Client(first.redis_url) as client:
-            sampling = {"max_tokens": NUM_TOKENS, "seed": 0}
-            handle = client.submit([1, 2, 3], sampling=sampling)
-            next(iter(handle.stream()))
-        first.process.kill()
-        _, alive = psutil.wait_procs(programs, timeout=PATIENCE_SECONDS)
-        assert alive == []
-    with serving(tmp_path, is_fake=True) as second:
-        queue = Queue.at(second.redis_url, name="default")
-        published = queue.published(handle.request_id)
-        assert 0 < published < NUM_TOKENS
-        queue.take_away(handle.request_id)
-        found = queue.result(handle.request_id)
-        assert found.completion.resumes == 1
-        assert found.token_ids == expected_tokens([1, 2, 3], max_tokens=NUM_TOKENS)
-        assert drained_in_the_middle(second) == 0
+    again.line("gateway waits for 1 open answer")
+    assert again.wait() == 0
