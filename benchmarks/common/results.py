@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 _FOLDER = Path(__file__).resolve().parents[1] / "results"
-#: The committed files, one for each kind of processor; the README's tables are made from them.
+#: The committed files, one for each kind of processor; the tables of the docs are made from them.
 COMMITTED = tuple(
     _FOLDER / name for name in ("peers.json", "peers-amx.json", "peers-small-cache.json")
 )

@@ -1,7 +1,7 @@
-"""Makes the README's benchmark tables from the committed results.
+"""Makes the tables of docs/explanation/benchmarks.md from the committed results.
 
 python -m benchmarks.common.table            print them
-python -m benchmarks.common.table --write    write them between the two markers in README.md
+python -m benchmarks.common.table --write    write them between the two markers of that page
 """
 
 import argparse
@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.common.results import COMMITTED, read_cells
 from benchmarks.peers.register import PEERS, ROOT
 
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "explanation" / "benchmarks.md"
 BEGIN = "<!-- benchmarks: made by `python -m benchmarks.common.table --write` -->"
 END = "<!-- benchmarks: end -->"
 
@@ -72,7 +72,7 @@ def put_between_the_markers(text: str, content: str) -> str:
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"{README.name} lacks the two markers of the table")
+        raise ValueError(f"{PAGE.name} lacks the two markers of the table")
     return f"{before}{begin}\n{content}\n{end}{after}"
 
 
@@ -96,12 +96,12 @@ def _row(cells: list[str]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="change README.md")
+    parser.add_argument("--write", action="store_true", help=f"change {PAGE.name}")
     parser.add_argument("--results", type=Path, nargs="+", default=COMMITTED)
     arguments = parser.parse_args()
     content = sections(arguments.results)
     if arguments.write:
-        README.write_text(put_between_the_markers(README.read_text(), content))
+        PAGE.write_text(put_between_the_markers(PAGE.read_text(), content))
     else:
         print(content)
 

@@ -1,4 +1,6 @@
-"""The README shows what was measured: its table is the committed results, word for word."""
+"""The docs show what was measured: the tables are the committed results, word for word."""
+
+import re
 
 import pytest
 
@@ -6,7 +8,8 @@ from benchmarks.common.results import COMMITTED, read_cells, write_cells
 from benchmarks.common.table import (
     BEGIN,
     END,
-    README,
+    PAGE,
+    ROOT,
     put_between_the_markers,
     section,
     sections,
@@ -25,9 +28,16 @@ def cell(**rates):
     }
 
 
-def test_the_readme_shows_the_committed_results():
-    shown = README.read_text().partition(BEGIN)[2].partition(END)[0].strip()
+def test_the_page_shows_the_committed_results():
+    shown = PAGE.read_text().partition(BEGIN)[2].partition(END)[0].strip()
     assert shown == sections(COMMITTED)
+
+
+def test_the_range_that_the_readme_claims_is_that_of_all_rows():
+    claimed = re.search(r"([\d.]+) to ([\d.]+) times the best of", (ROOT / "README.md").read_text())
+    rows = re.findall(r"\| ([\d.]+) times \|$", sections(COMMITTED), re.MULTILINE)
+    assert claimed is not None
+    assert claimed.groups() == (min(rows, key=float), max(rows, key=float))
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.name)
@@ -54,7 +64,7 @@ def test_what_failed_the_gate_is_named_below_the_table():
     assert "The gate was not passed by: SMALL-bf16 W1." in section(cells)
 
 
-def test_a_readme_without_the_markers_is_refused():
+def test_a_page_without_the_markers_is_refused():
     with pytest.raises(ValueError, match="markers"):
         put_between_the_markers("nothing", "a table")
 

@@ -185,7 +185,8 @@ def test_what_a_page_names_exists(law):
 
 
 MISTAKES = {
-    "a link leads somewhere": "[a](nowhere.md) [b](README.md#no-such-heading) [c](README.md#speed)",
+    "a link leads somewhere": "[a](nowhere.md) [b](README.md#no-such-heading) "
+    "[c](README.md#serve-a-model)",
     "a file is there": "`engine/engines.py` `brokers.py` `quire/queue/*/*.lua` `fuzz/`",
     "a target of make is one": "`make tea`\n```\nmake sim RUN=5 # runs\nmake sim RUNS=5\n```",
     "a command is understood": "`quire dread ls` `quire dead ls --all` `quire dead purge --all`",

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from quire.transport.local_redis import server_program
+from tests.examples.pages import REDIS, blocks, command, commands, process
 from tests.service.builders import CHECKOUT, PATIENCE_SECONDS, Queue, eventually
 from tests.service.fake_model import expected_tokens
 
@@ -124,6 +125,28 @@ def test_the_printed_call_is_answered_and_the_pages_are_there(abacus: Serve):
     url = abacus.line(r"  console +(\S+)")[1]
     with urllib.request.urlopen(url, timeout=60) as response:
         assert b"default" in response.read()
+
+
+def test_what_the_readme_shows_can_be_typed_and_prints_what_it_says(abacus: Serve):
+    readme = (CHECKOUT / "README.md").read_text()
+    # That those of make are targets is a law of all pages, and tests/examples plays the demo.
+    shown = [line.split()[0] for line in commands(readme)]
+    assert shown == ["make", "make", "quire", "curl", "python"]
+    call = abacus.line("curl .*")[0]
+    assert answer_of(call)["choices"][0]["message"]["content"] == "46"
+    assert "answered with `46`" in readme
+    assert re.sub(r":\d+/", ":10402/", call) == command(readme, "curl ")
+    (program,) = blocks(readme, "python")
+    assert REDIS in program
+    program = program.replace(REDIS, abacus.redis_url)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=CHECKOUT
+    )
+    assert f"prints `{done.stdout.strip()}`" in readme, done.stderr
+    with process(command(readme, "python -m").replace(REDIS, abacus.redis_url)) as added:
+        added.wait_for_event("worker ready")
+        queue = Queue.at(abacus.redis_url, name="default")
+        assert len(queue.broker.workers()) == 2
 
 
 def without_numbers(line: str) -> str:
