@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,10 @@ def panel_queries() -> list[tuple[str, str]]:
     ]
 
 
-def rules() -> list[dict[str, Any]]:
-    """Every recording and alerting rule."""
+def rules(files: Sequence[Path] = RULES) -> list[dict[str, Any]]:
+    """Every recording and alerting rule, by default of all files."""
     return [
-        rule for path in RULES for group in load_yaml(path)["groups"] for rule in group["rules"]
+        rule for path in files for group in load_yaml(path)["groups"] for rule in group["rules"]
     ]
 
 

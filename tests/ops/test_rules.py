@@ -1,4 +1,5 @@
 import pytest
+import yaml
 
 from tests.ops.checkout import (
     PROMETHEUS,
@@ -86,6 +87,37 @@ def test_every_alert_is_seen_firing_in_a_scenario(alert, severity):
 @pytest.mark.parametrize("alert", sorted({alert for alert, _ in ALERTS} - {"Watchdog"}))
 def test_every_alert_is_seen_silent_in_a_scenario(alert):
     assert (alert, None) in CASES
+
+
+def without_their_rules(path, text):
+    """What the scenarios of a file name, and the rules that the file loads do not have.
+
+    An alert without its rule never fires, so a scenario in which it keeps silent shows nothing. A
+    file that loads all rules has each of them evaluated for each minute of each scenario.
+    """
+    scenarios = yaml.safe_load(text)
+    files = {(path.parent / name).resolve() for name in scenarios["rule_files"]}
+    loaded = rules(sorted(files))
+    tested = {
+        case["alertname"] for one in scenarios["tests"] for case in one.get("alert_rule_test", ())
+    }
+    asked = [case["expr"] for one in scenarios["tests"] for case in one.get("promql_expr_test", ())]
+    queries = " ".join(asked + [rule["expr"] for rule in loaded if rule.get("alert") in tested])
+    used = {rule["record"] for rule in rules() if "record" in rule and rule["record"] in queries}
+    return sorted((tested | used) - {rule.get("alert") or rule["record"] for rule in loaded})
+
+
+@pytest.mark.parametrize("path", RULE_TESTS, ids=lambda path: path.stem)
+def test_every_scenario_has_the_rules_of_its_alerts(path):
+    assert without_their_rules(path, path.read_text(encoding="utf-8")) == []
+
+
+def test_a_rule_that_is_not_loaded_is_noticed():
+    path = PROMETHEUS / "tests" / "workers.yml"
+    text = path.read_text(encoding="utf-8")
+    recorded = without_their_rules(path, text.replace(", ../rules/queue.yml", ""))
+    assert recorded == ["quire:queue:due_requests"]
+    assert "Watchdog" in without_their_rules(path, text.replace("../rules/workers.yml, ", ""))
 
 
 @pytest.mark.parametrize("rule", alerts(), ids=lambda rule: rule["alert"])
