@@ -68,7 +68,7 @@ def _shorter_side(request: Followed) -> int:
 
 def _wrapped(text: str) -> list[str]:
     return [
-        f"{INDENT}{part}"
+        f"{INDENT}{part}".rstrip()
         for line in text.splitlines()
         for part in (textwrap.wrap(line, WIDTH, replace_whitespace=False) or [""])
     ]

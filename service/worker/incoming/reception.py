@@ -94,6 +94,7 @@ class Reception:
         self._clock = clock
         #: Names of other models of which the log tells already.
         self._told = set[str]()
+        self._told_engines = set[str]()
 
     def open(self, candidate: Candidate, claimed: Claimed, *, now_ms: int) -> Opened | None:
         """Open a Delivery for a request that was claimed at `now_ms` on the broker's clock.
@@ -217,12 +218,19 @@ class Reception:
             return
         if origin.num_resumed_tokens > 0:
             self._metrics.resumed["changed" if origin.fingerprint_changed else "same"].inc()
+        told: dict[str, object] = {"fingerprint_changed": origin.fingerprint_changed}
+        other = origin.other_fingerprint
+        if other is not None and other not in self._told_engines:
+            # Once, since it is long: all requests of a worker that has died have the same.
+            if len(self._told_engines) < MAX_TOLD:
+                self._told_engines.add(other)
+            told |= {"other_fingerprint": other}
         _log.info(
             "request resumed",
             **origin.names,
             tokens=origin.num_resumed_tokens,
             attempts=origin.attempts,
-            other_fingerprint=origin.other_fingerprint,
+            **told,
         )
 
     def _bury(self, claim: Claim, error: ProtocolError, *, reason: str) -> None:
