@@ -155,6 +155,8 @@ def _server_of(arguments: argparse.Namespace, console: Console) -> _Server:
     if arguments.redis_url is None:
         wanted, usual = arguments.redis_port, plan.REDIS_PORT
         port = plan.port_of("--redis-port", wanted, usual, _LOCAL_HOST, console.tell)
+        if wanted is None and port != usual:
+            console.tell(f"to use the server there: --redis-url redis://{_LOCAL_HOST}:{usual}/0")
         folder = _folder_of(arguments)
         kind, program = plan.own_server(port, folder)
         return _Server(f"redis://{_LOCAL_HOST}:{port}/0", f"{kind}, data in {folder}", program)

@@ -1,11 +1,12 @@
 """Which server for Redis is used, and whose it is said to be."""
 
 import os
+import socket
 
 import pytest
 
 from quire.cli import main
-from quire.cli.serve import command
+from quire.cli.serve import command, plan
 
 
 @pytest.fixture
@@ -43,6 +44,22 @@ def test_a_server_that_is_named_is_used_and_neither_started_nor_ended(
     monkeypatch.delenv("QUIRE_REDIS_URL")
     (tmp_path / "quire.toml").write_text(f'redis_url = "{real_server.url}"\n')
     assert served()[0].whose.startswith("of the file of settings;")
+
+
+@pytest.mark.real_redis
+def test_where_another_server_has_the_usual_port_it_is_said_how_to_use_that_one(
+    served, monkeypatch, capsys
+):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        monkeypatch.setattr(plan, "REDIS_PORT", port)
+        server, _ = served()
+    told = capsys.readouterr().err
+    assert f"port {port} is taken, so " in told
+    assert f"to use the server there: --redis-url redis://127.0.0.1:{port}/0\n" in told
+    assert not server.url.startswith(f"redis://127.0.0.1:{port}")
+    for lock in server.program.kept_open:
+        os.close(lock)
 
 
 @pytest.mark.real_redis
