@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.arguments import names_of
+from benchmarks.common.cases import FLOAT_CASES, QUANTIZED_CASES, Case
 from benchmarks.common.figures import Figures, commit, figures_of, machine
 from benchmarks.common.floor import measure_limits
 from benchmarks.common.judge import judge
@@ -31,14 +32,16 @@ from benchmarks.common.models import SHAPES, model_folder
 from benchmarks.common.results import write_cells
 from benchmarks.common.workloads import ARRIVALS_PER_SECOND, NAMES, Workload, make_workload
 from benchmarks.peers.child import Generation
-from benchmarks.peers.install import InstallFailed, install_all, prepare
+from benchmarks.peers.install import InstallFailed, install_all, prepare, quantize
 from benchmarks.peers.process import PeerFailed, PeerProcess
 from benchmarks.peers.register import OURS, PEERS, PEERS_FOLDER
 from quire.cli.usage import positive
 
 RUNS_FOLDER = PEERS_FOLDER / "runs"
-CASES = ("SMALL-bf16", "TINY-bf16", "SMALL-fp32", "TINY-fp32")
+CASES = (*FLOAT_CASES, *QUANTIZED_CASES)
 DEFAULT_CASES = CASES[:3]
+#: The shape whose products measure the machine, for a model whose floor is not known.
+OTHER_SHAPE = "SMALL"
 #: Runs of a workload in one turn of an engine, each with different prompts.
 RUNS_PER_TURN = {"W1": 1, "W2": 5, "W3": 1, "W4": 1}
 #: The warm-up of an engine, before its first turn and before each turn with several runs.
@@ -51,9 +54,8 @@ WARM_UP_TURN = 1_000_000
 class Measurement:
     """One window of measurements: the loaded engines of one case, and the file of their runs."""
 
-    def __init__(self, case: str, names: Sequence[str], *, runs_file: Path) -> None:
+    def __init__(self, case: Case, names: Sequence[str], *, runs_file: Path) -> None:
         self._case = case
-        self._model, _, self._dtype = case.partition("-")
         self._file = runs_file
         self._window = int(time.time())
         self._names = names
@@ -87,10 +89,11 @@ class Measurement:
 
     def measure_limits(self) -> None:
         """Measure what the machine reaches now, and record it; a window's best is its limit."""
-        best, sustained = measure_limits(SHAPES[self._model], dtype=self._dtype)
+        shape = self._case.shape or SHAPES[OTHER_SHAPE]
+        best, sustained = measure_limits(shape, dtype=self._case.dtype)
         limits = {"limits": asdict(best), "sustained": asdict(sustained)}
         self._note({**limits, "machine": machine(), "commit": commit()})
-        print(f"{self._case}: {best.rounded()}, kept up {sustained.rounded()}", flush=True)
+        print(f"{self._case.name}: {best.rounded()}, kept up {sustained.rounded()}", flush=True)
 
     def _start(self) -> None:
         for name in self._names:
@@ -104,12 +107,13 @@ class Measurement:
             self._run(name, self._warm_up("W1"))
 
     def _load(self, name: str) -> PeerProcess:
-        log = RUNS_FOLDER / f"{name}-{self._case}.log"
+        log = RUNS_FOLDER / f"{name}-{self._case.name}.log"
         peer = PEERS[name]
         if not peer.python.exists():
             raise PeerFailed("it is not installed; `python -m benchmarks.peers.install` does that")
-        prepare(name, self._model, self._dtype)
-        engine = PeerProcess(peer, model=model_folder(self._model), dtype=self._dtype, log=log)
+        prepare(name, self._case)
+        model = self._case.gguf_file if self._case.is_quantized else model_folder(self._case.model)
+        engine = PeerProcess(peer, model=model, dtype=self._case.dtype, log=log)
         print(f"{name}: {engine.facts}", flush=True)
         self._note({"engine": name, "facts": engine.facts})
         return engine
@@ -117,9 +121,9 @@ class Measurement:
     def _make(self, workload: str, *, turn: int) -> Workload:
         return make_workload(
             workload,
-            vocab_size=SHAPES[self._model]["vocab_size"],
+            vocab_size=self._case.vocab_size,
             turn=turn,
-            arrivals_per_second=ARRIVALS_PER_SECOND[self._model],
+            arrivals_per_second=ARRIVALS_PER_SECOND[self._case.model],
         )
 
     def _warm_up(self, workload: str) -> Workload:
@@ -191,13 +195,16 @@ def next_round(runs_file: Path) -> int:
     return 1 + max((record.get("round", -1) for record in records), default=-1)
 
 
-def measure(arguments: argparse.Namespace, case: str) -> None:
+def measure(arguments: argparse.Namespace, case: Case) -> None:
     """Measure one case, adding to its file of runs."""
-    runs_file = RUNS_FOLDER / f"{case}.jsonl"
+    runs_file = RUNS_FOLDER / f"{case.name}.jsonl"
     if not arguments.resume:
         runs_file.unlink(missing_ok=True)
     first = next_round(runs_file)
     names = [OURS, *(name for name in arguments.peers if name != OURS)]
+    if case.is_quantized:
+        names = [name for name in names if PEERS[name].reads_gguf]
+        quantize(case)
     with Measurement(case, names, runs_file=runs_file) as measurement:
         measurement.measure_limits()
         print(Figures.header(), flush=True)
@@ -228,13 +235,13 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     if arguments.install:
         install_all(arguments.peers)
-    for case in arguments.models:
+    for case in map(Case.of, arguments.models):
         if not arguments.judge:
             measure(arguments, case)
         if not arguments.measure:
-            cells = judge(case, RUNS_FOLDER / f"{case}.jsonl")
+            cells = judge(case, RUNS_FOLDER / f"{case.name}.jsonl")
             if arguments.json:
-                write_cells(arguments.json, case, cells)
+                write_cells(arguments.json, case.name, cells)
 
 
 if __name__ == "__main__":

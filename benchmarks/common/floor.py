@@ -89,14 +89,18 @@ def kv_values_per_token(shape: dict[str, int]) -> int:
     return 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * head_dim
 
 
-def work_of(workload: Workload, shape: dict[str, int], *, dtype: str) -> Work:
+def work_of(
+    workload: Workload, shape: dict[str, int], *, dtype: str, bytes_per_weight: float | None = None
+) -> Work:
     """The least work of a workload.
 
-    It computes a shared prefix once, and reads the weights once for all requests of a step.
+    It computes a shared prefix once, and reads the weights once for all requests of a step. Weights
+    have `bytes_per_weight`, by default as many as the keys and values, which have those of `dtype`.
     """
     body, head = weights_per_token(shape)
     kv_values = kv_values_per_token(shape)
     size = BYTES_PER_VALUE[dtype]
+    weights = (body + head) * (size if bytes_per_weight is None else bytes_per_weight)
     prefixes = [item.prompt_token_ids[:SHARED_PREFIX_TOKENS] for item in workload.items]
     num_shared = (len(prefixes) - len(set(prefixes))) * SHARED_PREFIX_TOKENS
     num_computed = workload.num_prompt_tokens - num_shared
@@ -109,7 +113,7 @@ def work_of(workload: Workload, shape: dict[str, int], *, dtype: str) -> Work:
     num_steps = max(item.num_output_tokens for item in workload.items)
     return Work(
         operations=2.0 * (body * num_computed + head * workload.num_output_tokens),
-        bytes_read=float(size * ((body + head) * num_steps + kv_values * read_contexts)),
+        bytes_read=float(weights * num_steps + size * kv_values * read_contexts),
     )
 
 

@@ -9,6 +9,7 @@ must agree at least as often as each peer with the same prompts.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks.common.models import model_folder
@@ -37,10 +38,15 @@ NOTHING_READ = Agreement(0, 0)
 
 
 class Reference:
-    """transformers in float32, loaded at the first use."""
+    """transformers in float32, loaded at the first use.
 
-    def __init__(self, model: str) -> None:
-        self._name = model
+    Args:
+        model: a name of benchmarks.common.models.
+        gguf_file: the file whose dequantized weights it has instead.
+    """
+
+    def __init__(self, model: str, gguf_file: Path | None = None) -> None:
+        self._name, self._gguf_file = model, gguf_file
         self._model: Any = None
 
     def agreement(self, workload: Workload, tokens: Sequence[Sequence[int]]) -> Agreement:
@@ -50,8 +56,12 @@ class Reference:
         if self._model is None:
             from transformers import AutoModelForCausalLM
 
+            file = self._gguf_file
             self._model = AutoModelForCausalLM.from_pretrained(
-                model_folder(self._name), dtype=torch.float32, attn_implementation="sdpa"
+                model_folder(self._name) if file is None else file.parent,
+                **({} if file is None else {"gguf_file": file.name}),
+                dtype=torch.float32,
+                attn_implementation="sdpa",
             ).eval()
         total = NOTHING_READ
         gated = GATED_REQUESTS[workload.name]

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common.cases import Case
 from benchmarks.common.floor import Limits, work_of
 from benchmarks.common.gate import NOTHING_READ, Agreement, Reference, right_lengths
-from benchmarks.common.models import SHAPES
 from benchmarks.common.workloads import make_workload
 from benchmarks.peers.register import OURS
 
@@ -63,19 +63,20 @@ class Runs:
         return [run for run in self.runs if run["workload"] == workload]
 
 
-def judge(case: str, path: Path) -> dict[str, Cell]:
+def judge(case: Case, path: Path) -> dict[str, Cell]:
     """Workload -> cell of a case. Prints each cell with a line per engine."""
-    model, _, dtype = case.partition("-")
     found = Runs.read(path)
-    agreements = _Agreements(model, path.with_suffix(".agreement.json")).read(found)
+    agreements = _Agreements(case, path.with_suffix(".agreement.json")).read(found)
     cells = {}
     for workload in found.workloads():
         runs = found.of(workload)
-        items = make_workload(workload, vocab_size=SHAPES[model]["vocab_size"])
+        items = make_workload(workload, vocab_size=case.vocab_size)
         wrong = sorted({run["engine"] for run in runs if not right_lengths(items, run["tokens"])})
         exact = total(agreements, OURS, workload=workload)
         correct = not wrong and (
-            near_enough(agreements) if dtype == "bf16" else exact.num_agreed == exact.num_tokens > 0
+            near_enough(agreements)
+            if case.dtype == "bf16"
+            else exact.num_agreed == exact.num_tokens > 0
         )
         rounds = by_round(run for run in runs if run["engine"] not in wrong)
         cell = {
@@ -103,7 +104,7 @@ def judge(case: str, path: Path) -> dict[str, Cell]:
             "commit": ", ".join(sorted(found.commits)),
         }
         cells[workload] = cell
-        _print(case, workload, cell)
+        _print(case.name, workload, cell)
     return cells
 
 
@@ -180,12 +181,16 @@ def floor_share(
     rounds: Mapping[Round, Mapping[str, Mapping[str, float]]],
     limits: Mapping[int, Limits],
     workload: str,
-    case: str,
+    case: Case,
 ) -> float | None:
-    """Our throughput as a share of the floor in the same window: the median over the rounds."""
-    model, _, dtype = case.partition("-")
-    items = make_workload(workload, vocab_size=SHAPES[model]["vocab_size"])
-    work = work_of(items, SHAPES[model], dtype=dtype)
+    """Our throughput as a share of the floor in the same window: the median over the rounds.
+
+    None if there are no rounds, or the floor of the model is not known.
+    """
+    if case.shape is None:
+        return None
+    items = make_workload(workload, vocab_size=case.vocab_size)
+    work = work_of(items, case.shape, dtype=case.dtype, bytes_per_weight=case.bytes_per_weight())
     shares = [
         engines[OURS]["output_tokens_per_second"]
         * work.seconds(limits[window])
@@ -199,10 +204,10 @@ def floor_share(
 class _Agreements:
     """The agreement of each engine's first run of each workload in a window, cached in a file."""
 
-    def __init__(self, model: str, path: Path) -> None:
-        self._model = model
+    def __init__(self, case: Case, path: Path) -> None:
+        self._vocab_size = case.vocab_size
         self._path = path
-        self._reference = Reference(model)
+        self._reference = Reference(case.model, case.gguf_file if case.is_quantized else None)
         self._known: dict[str, list[int]] = json.loads(path.read_text()) if path.exists() else {}
 
     def read(self, found: Runs) -> dict[FirstRun, Agreement]:
@@ -216,8 +221,7 @@ class _Agreements:
     def _of(self, run: Mapping[str, Any]) -> Agreement:
         key = f"{run['engine']}/{run['workload']}/{run['window']}/{run['turn']}"
         if key not in self._known:
-            vocab_size = SHAPES[self._model]["vocab_size"]
-            items = make_workload(run["workload"], vocab_size=vocab_size, turn=run["turn"])
+            items = make_workload(run["workload"], vocab_size=self._vocab_size, turn=run["turn"])
             if not right_lengths(items, run["tokens"]):
                 return NOTHING_READ
             agreement = self._reference.agreement(items, run["tokens"])

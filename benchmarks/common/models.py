@@ -2,6 +2,8 @@
 
 TINY   12.5 M parameters: hidden 384, 6 layers, 6 heads, 2 KV heads, vocabulary 8 k
 SMALL  134.5 M parameters, the shape of SmolLM2-135M: hidden 576, 30 layers, 9 heads, 3 KV heads
+SMOL   the same as SMALL, for files of quantized weights
+ONE-B  1.04 B parameters: hidden 2048, 16 layers, 32 heads, 8 KV heads, vocabulary 32 k
 
 Other architectures, in `ARCHITECTURES`:
 
@@ -52,7 +54,16 @@ SHAPES = {
         "num_key_value_heads": 3,
         "vocab_size": 49152,
     },
+    "ONE-B": {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 32768,
+    },
 }
+SHAPES["SMOL"] = SHAPES["SMALL"]
 #: Name -> the config class of transformers, and its options.
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "GEMMA3": (

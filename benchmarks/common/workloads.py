@@ -18,7 +18,7 @@ from dataclasses import dataclass
 SEED = 7
 NAMES = ("W1", "W2", "W3", "W4")
 #: Requests per second in W3: more than any measured engine can serve, so that requests wait.
-ARRIVALS_PER_SECOND = {"TINY": 320.0, "SMALL": 32.0}
+ARRIVALS_PER_SECOND = {"TINY": 320.0, "SMALL": 32.0, "SMOL": 32.0, "GEMMA": 16.0, "ONE-B": 4.0}
 SHARED_PREFIX_TOKENS = 512
 #: Smaller ids are special tokens.
 FIRST_TOKEN_ID = 3

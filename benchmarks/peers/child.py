@@ -61,11 +61,18 @@ def serve(load: Callable[[Path, str, Path], ServedEngine]) -> None:
             started = time.perf_counter()
             engine = load(Path(message["model"]), message["dtype"], Path(message["workspace"]))
             seconds = time.perf_counter() - started
-            answer = {"ready": {"load_seconds": round(seconds, 2), **engine.facts}}
+            loaded = {"load_seconds": round(seconds, 2), "resident_mb": resident_mb()}
+            answer = {"ready": {**loaded, **engine.facts}}
         else:
             generations = engine.run([Request(**request) for request in message["requests"]])
             answer = {"generations": [vars(generation) for generation in generations]}
         print(json.dumps(answer), file=answers, flush=True)
+
+
+def resident_mb() -> int:
+    """The memory of this process that is in use, in 10^6 bytes, mapped files included."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") // 1_000_000
 
 
 def num_cores() -> int:

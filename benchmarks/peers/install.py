@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.common.arguments import names_of
+from benchmarks.common.cases import PRETRAINED, Case
 from benchmarks.common.models import model_folder
 from benchmarks.peers.register import PEERS, PEERS_FOLDER, ROOT
 
@@ -48,10 +49,27 @@ def install(name: str) -> None:
     done.touch()
 
 
-def prepare(name: str, model: str, dtype: str) -> None:
+def prepare(name: str, case: Case) -> None:
     """Convert a model for a peer that has its own format, unless that was done. InstallFailed."""
-    if name in CONVERTERS:
-        CONVERTERS[name](model, dtype)
+    if name == "llama-cpp":
+        _build_loop()
+    if name in CONVERTERS and not case.is_quantized:
+        CONVERTERS[name](case.model, case.dtype)
+
+
+def quantize(case: Case) -> None:
+    """Write the GGUF file of a quantized case, unless that was done. InstallFailed."""
+    if case.model == PRETRAINED or case.gguf_file.exists():
+        return
+    _build_loop()
+    _convert_for_llama_cpp(case.model, "bf16")
+    case.gguf_file.parent.mkdir(parents=True, exist_ok=True)
+    begun = case.gguf_file.with_suffix(".begun")
+    python = PEERS_FOLDER / "llama-cpp" / "bin" / "python"
+    source = _llama_folder() / f"{case.model}-bf16.gguf"
+    program = [python, "-m", "benchmarks.peers.quantize"]
+    _run("llama-cpp", [*program, _llama_folder(), source, begun, case.weights])
+    begun.rename(case.gguf_file)
 
 
 def _install_vllm() -> None:
@@ -100,15 +118,20 @@ def _export_for_openvino(model: str, dtype: str) -> None:
 
 
 def _convert_for_llama_cpp(model: str, dtype: str) -> None:
-    folder = PEERS_FOLDER / "models" / "llama-cpp"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "version.txt").write_text(LLAMA_CPP.replace("==", " "))
+    folder = _llama_folder()
     output, begun = folder / f"{model}-{dtype}.gguf", folder / f"{model}-{dtype}.begun"
     if not output.exists():
         python = PEERS_FOLDER / "llama-cpp" / "bin" / "python"
         module = [python, "-m", "benchmarks.peers.gguf_model"]
         _run("llama-cpp", [*module, model_folder(model), begun, dtype])
         begun.rename(output)
+
+
+def _build_loop() -> None:
+    """Compile what drives libllama, if it is older than its source."""
+    folder = _llama_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "version.txt").write_text(LLAMA_CPP.replace("==", " "))
     loop, source = folder / "libllama_loop.so", HERE / "llama_loop.cpp"
     if not loop.exists() or loop.stat().st_mtime < source.stat().st_mtime:
         headers = [f"-I{_llama_sources() / part}" for part in ("include", "ggml/include")]
@@ -123,6 +146,10 @@ def _convert_for_llama_cpp(model: str, dtype: str) -> None:
 def _llama_sources() -> Path:
     (folder,) = (PEERS_FOLDER / "llama-cpp" / "sources").glob("*/vendor/llama.cpp")
     return folder
+
+
+def _llama_folder() -> Path:
+    return PEERS_FOLDER / "models" / "llama-cpp"
 
 
 def _llama_build() -> Path:

