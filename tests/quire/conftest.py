@@ -197,7 +197,7 @@ def ended_after_the_note(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> float
 
     monkeypatch.setattr(Patience, "explain", explain_and_note)
     monkeypatch.setattr(Patience, "left", left_for_some_reads)
-    for module in ("handle", "group_handle"):
+    for module in ("handle", "handle_async", "group_handle", "group_handle_async"):
         monkeypatch.setattr(f"quire.client.{module}.MAX_BLOCK_SECONDS", 0.05)
     return timeout
 
