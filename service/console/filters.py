@@ -100,8 +100,8 @@ def form_of(wanted: Filter, *, of: str) -> FilterForm:
         )
         for name in FIELDS[of]
     ]
-    told = {"status": "", "tenant": "tenant ", "group": "group ", "model": "model with ",
-            "error": "error with ", "within": f"{moment} within ", "since": f"{moment} from ",
+    told = {"status": "", "tenant": "tenant ", "group": "group ", "model": "model has ",
+            "error": "error has ", "within": f"{moment} within ", "since": f"{moment} from ",
             "until": f"{moment} to "}  # fmt: skip
     words = ", ".join(
         f"{told[name]}{value}{' UTC' if name in ('since', 'until') else ''}"

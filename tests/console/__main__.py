@@ -101,10 +101,11 @@ def main() -> int:
 
 
 @contextmanager
-def console(redis_url: str, role: str) -> Iterator[str]:
+def console(redis_url: str, role: str, *, history_seconds: int = 60) -> Iterator[str]:
     """A console in a process of its own; its address."""
     flags = ("--redis-url", redis_url, "--role", role, "--refresh-seconds", "0.5")
-    with LoggedProcess("service.console", *flags, "--history-seconds", "60") as process:
+    past = ("--history-seconds", str(history_seconds))
+    with LoggedProcess("service.console", *flags, *past) as process:
         port = process.wait_for_event("console ready")["http_port"]
         yield f"http://127.0.0.1:{port}"
 
@@ -161,7 +162,7 @@ def browse(browser: str, writing: str, reading: str) -> list[str]:
     asked = {
         "browser": browser, "writing": writing, "reading": reading, "paths": paths(),
         "following": f"/queues/default/requests/{stage.RUNNING}", "grown": GROWN,
-        "folder": str(FOLDER),
+        "folder": str(FOLDER), "group": f"/queues/default/groups/{stage.NIGHTLY}",
     }  # fmt: skip
     command = ["node", str(FOLDER / SCRIPT.name), json.dumps(asked)]
     try:
@@ -178,11 +179,17 @@ def browse(browser: str, writing: str, reading: str) -> list[str]:
     return list(told["faults"])
 
 
-def installed() -> str:
-    """The browser's program, once the packages of node are there. NotInstalled."""
+def browser_here() -> str:
+    """The program of the browser. NotInstalled."""
     browser = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         raise NotInstalled("there is no Chromium; name one in CHROMIUM")
+    return browser
+
+
+def installed() -> str:
+    """The browser's program, once the packages of node are there. NotInstalled."""
+    browser = browser_here()
     if not shutil.which("node") or not shutil.which("npm"):
         raise NotInstalled("there is no node and npm on this machine")
     FOLDER.mkdir(parents=True, exist_ok=True)

@@ -201,6 +201,46 @@ await attempt("an operator pauses and resumes, and reads what was done", async (
   await page.close();
 });
 
+for (const [scheme, width] of [["light", 1280], ["dark", 1280], ["light", 390]]) {
+  await attempt(`a filter is filled in and is in the address, ${scheme} ${width}`, async () => {
+    const page = await open("/queues/default/requests?state=ended", { scheme, width });
+    await isUpToDate(page);
+    await page.click("#filter summary");
+    const found = await violations(page);
+    expect(found.length === 0, found.join("; "));
+    expect((await page.evaluate(() => document.documentElement.scrollWidth)) <= width, "it is too wide");
+    await page.select("#status", "failed");
+    await page.type("#tenant", "globex");
+    await page.screenshot({ path: nameOf("/filter", scheme, width) });
+    await Promise.all([page.waitForNavigation(), page.click("#filter button")]);
+    expect(page.url().endsWith("?state=ended&status=failed&tenant=globex"), page.url());
+    const tenants = await page.$$eval("tbody td:nth-child(5)", (all) => all.map((one) => one.textContent));
+    expect(tenants.length > 0 && tenants.every((one) => one === "globex"), `it lists ${tenants}`);
+    expect(page.troubles.length === 0, page.troubles.join("; "));
+    await page.close();
+  });
+}
+
+await attempt("the tile of failures leads to their list", async () => {
+  const page = await open("/queues/default");
+  await isUpToDate(page);
+  await page.keyboard.press("p");
+  // Anywhere in the tile.
+  const tile = await page.evaluateHandle(() => [...document.querySelectorAll(".tile")].find((one) => one.textContent.includes("Failed, last hour")));
+  await Promise.all([page.waitForNavigation(), tile.asElement().click()]);
+  expect(page.url().endsWith("?state=ended&status=failed&within=1h"), page.url());
+  await page.close();
+});
+
+await attempt("an operator cancels a large group in parts", async () => {
+  const page = await open(asked.group);
+  await Promise.all([page.waitForNavigation({ timeout: PATIENCE }), page.click("form[action$='/cancel-group'] button")]);
+  const notice = await page.$eval(".notice", (one) => one.textContent);
+  expect(notice.startsWith("The cancel of 2,000 requests was accepted. 8,000 more are open"), notice);
+  await page.screenshot({ path: nameOf("/cancelled", "light", 1280) });
+  await page.close();
+});
+
 await attempt("an observer has no forms that change something", async () => {
   const page = await open("/queues/default/dead", { url: asked.reading });
   expect((await page.$$("form[method=post]")).length === 0, "there is one");

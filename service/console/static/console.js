@@ -191,6 +191,9 @@ document.addEventListener("submit", (event) => {
   if (question && !window.confirm(question)) event.preventDefault();
 });
 
+// On a phone the menu is wider than the screen.
+document.querySelector(".menu [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+
 if (help !== null) addShortcuts();
 if (main.dataset.live !== undefined) keepUpToDate();
 if (output !== null) output.scrollTop = output.scrollHeight;

@@ -211,7 +211,7 @@ def test_the_form_has_the_filter_and_links_of_the_page_keep_it(ends, console):
         '<option value="failed" selected>' in page
         and 'name="tenant" type="text" value="globex"' in page
     )
-    assert "Only failed, tenant globex, ended within 1h." in text_of(page)
+    assert "Only: failed, tenant globex, ended within 1h." in text_of(page)
     tabs = re.findall(r'href="([^"]*)"[^>]*>(Running|Waiting|Ended)<', page)
     assert [html.unescape(address).partition("?")[2] for address, _ in tabs] == [
         "state=running&tenant=globex&within=1h",

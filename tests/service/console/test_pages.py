@@ -224,6 +224,6 @@ def test_runs_of_batch_files_are_listed_and_one_without_a_word_is_silent(console
         if word["name"] != "goes-on":
             fake.connection.hset(key, run_id, pack_own({**word, "told_ms": later}))
     shown = text_of(console.page("/batches").text)
-    assert re.search(r"goes-on running default \S+ 25 % 10 of 40, 1 failed 5 700 ", shown), shown
-    assert re.search(r"killed silent default \S+ 25 % 10 of 40, 1 failed 5 700 ", shown)
-    assert re.search(r"stopped cancelled default \S+ 25 % 10 of 40, 1 failed 0 700 ", shown)
+    assert re.search(r"goes-on on \S+ running default 25 % 10 of 40, 1 failed 5 700 ", shown), shown
+    assert re.search(r"killed on \S+ silent default 25 % 10 of 40, 1 failed 5 700 ", shown)
+    assert re.search(r"stopped on \S+ cancelled default 25 % 10 of 40, 1 failed 0 700 ", shown)
