@@ -58,7 +58,7 @@ def find_model(name: str | None, tell: Callable[[str], None]) -> Model:
     if name is None:
         name = program_setting(os.environ, "model")
     if name == FETCHED and not Path(name).exists():
-        return Model(_fetched(tell), f"SmolLM2-135M-Instruct, {FETCHED}", FETCHED)
+        return Model(_fetched(tell), "SmolLM2-135M-Instruct", FETCHED)
     finding = examined_model(name, advice=_ADVICE)
     is_hub_name = bool(name) and name is not None and may_be_of_hub(name)
     if finding.verdict is Verdict.FAIL or (finding.verdict is Verdict.WARN and not is_hub_name):

@@ -95,8 +95,9 @@ class Screen:
         self._printed = now
         facts = [f"{now - self._began:.0f} s"]
         # All of a model has to come into memory, so this says how far it is.
-        if sizes := [size for each in workers if (size := each.memory_bytes())]:
-            facts.append(f"{' + '.join(f'{size / 1e9:.1f}' for size in sizes)} GB in memory")
+        sizes = [f"{(each.memory_bytes() or 0) / 1e9:.1f}" for each in workers]
+        if any(float(size) for size in sizes):
+            facts.append(f"{' + '.join(sizes)} GB in memory")
         facts += dict.fromkeys(self._stages.values())
         text = f"loading {self._model.what}: {', '.join(facts)}"
         if self._console.has_terminal:

@@ -116,6 +116,16 @@ def test_how_far_it_is_comes_at_once_and_then_now_and_then(screen_of, capsys, mo
     assert capsys.readouterr().err == ""
 
 
+def test_memory_is_told_where_there_is_something_to_tell(screen_of, capsys):
+    empty = SimpleNamespace(memory_bytes=lambda: 1000)
+    unknown = SimpleNamespace(memory_bytes=lambda: None)
+    screen_of().waiting([empty, unknown])
+    screen_of().waiting([empty, child("worker-1")])
+    assert capsys.readouterr().err == (
+        "loading one: 0 s\nloading one: 0 s, 0.0 + 1.5 GB in memory\n"
+    )
+
+
 def test_a_terminal_sees_it_in_one_line(screen_of, capsys):
     screen = screen_of(Console(has_terminal=True))
     screen.waiting([child("worker-1")])
