@@ -6,12 +6,17 @@ from time import monotonic
 
 from quire.client.client_async import AsyncClient
 from quire.errors import QuireError
+from quire.queue.workers.workers import adapters_of
 from quire.wire.adapters import is_adapter_name, name_with
 from quire.wire.refusals import nearest
 from service.gateway.refusals import Refused, unknown_model
 
 #: How long the names of one reading of the registry are reused.
 FRESH_SECONDS = 5.0
+
+#: What a request waits for.
+NO_WORKER = "no worker of this queue is alive; the request waits for one"
+LOADING = "the workers of this queue still load their model; the request waits for one"
 
 
 class Models:
@@ -26,11 +31,15 @@ class Models:
         self._clock = clock
         self._models: list[str] = []
         self._names: list[str] = []
+        #: Whether all live workers still load.
+        self._is_loading = False
         self._read_at = float("-inf")
 
     async def names(self) -> list[str]:
         """All names, read now. BrokerUnavailable."""
-        served = await self._client.adapters()
+        workers = [one for broker in self._client.brokers for one in await broker.workers()]
+        served = adapters_of(workers)
+        self._is_loading = not any(one.is_alive and not one.is_loading for one in workers)
         self._models = list(served)
         # Models come first: a model's own name may equal that of another model with an adapter.
         names = dict.fromkeys(self._models)
@@ -40,16 +49,20 @@ class Models:
         self._read_at = self._clock()
         return self._names
 
-    async def have_worker(self) -> bool:
-        """Whether any live worker serves a model; read at most every FRESH_SECONDS.
+    async def missing(self) -> str:
+        """What every request waits for, as a sentence; read at most every FRESH_SECONDS.
 
-        True while Redis does not answer, because then nothing is known about workers.
+        Empty if a live worker has a model, and while Redis does not answer, because then nothing is
+        known about workers.
         """
         with contextlib.suppress(QuireError):
             if self._clock() - self._read_at > FRESH_SECONDS:
                 await self.names()
-            return bool(self._models)
-        return True
+            if not self._models:
+                return NO_WORKER
+            if self._is_loading:
+                return LOADING
+        return ""
 
     async def name_for(self, model: object, adapter: object) -> str:
         """The model name that an answer shows. Refused for a model that no worker serves.

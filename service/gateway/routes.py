@@ -327,7 +327,7 @@ class Gateway:
             shows_usage_always=options.shows_usage_always,
             patience_seconds=self._settings.patience_seconds,
             headers={REQUEST_ID: record.id},
-            has_worker=queue.models.have_worker,
+            missing=queue.models.missing,
             on_first_token=on_first_token,
             on_error=partial(self._on_stream_error, queue, record),
             refuse=partial(self._refuse_before_start, queue, record, answer_path),

@@ -55,12 +55,16 @@ COMMENT_SECONDS = 15.0
 JOINED_BYTES = 16 << 10
 
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-#: A comment without a blank line after it. The blank line would end an event without data, and
-#: OpenAI's Python client takes that for a real event once it has seen an `id`.
-COMMENT = b": the answer goes on\n"
-#: The comment while the registry has no live worker.
-NO_WORKER = b": no worker of this queue is alive; the request waits for one\n"
 DONE = b"data: [DONE]\n\n"
+
+
+def comment_of(missing: str) -> bytes:
+    """The comment of a stream without news: what its request waits for, or that it goes on.
+
+    Without a blank line after it. That would end an event without data, and OpenAI's Python client
+    takes one for a real event once it has seen an `id`.
+    """
+    return f": {missing or 'the answer goes on'}\n".encode()
 
 
 class EventStream(Response):
@@ -90,7 +94,7 @@ class EventStream(Response):
         shows_usage_always: bool = False,
         patience_seconds: float,
         headers: Mapping[str, str],
-        has_worker: Callable[[], Awaitable[bool]],
+        missing: Callable[[], Awaitable[str]],
         on_first_token: Callable[[], None],
         on_error: Callable[[QuireError | Refused], Awaitable[None]],
         refuse: Callable[[QuireError | Refused], Refused],
@@ -107,7 +111,7 @@ class EventStream(Response):
         #: The tokens of the prompts that are known, by choice.
         self._prompt_lengths: dict[int, int] = {}
         self._patience_seconds = patience_seconds
-        self._has_worker = has_worker
+        self._missing = missing
         self._on_first_token = on_first_token
         self._on_error = on_error
         self._refuse_before_start = refuse
@@ -136,8 +140,8 @@ class EventStream(Response):
                 comment = b""
                 if first.done():
                     first.result()
-                elif not await self._has_worker():
-                    comment = NO_WORKER
+                elif missing := await self._missing():
+                    comment = comment_of(missing)
                 await self._send_events(first, following, send, comment=comment)
             finally:
                 await end(first)
@@ -193,7 +197,7 @@ class EventStream(Response):
                 yield body
             async for item in updates:
                 if item is None:
-                    yield COMMENT if await self._has_worker() else NO_WORKER
+                    yield comment_of(await self._missing())
                     continue
                 for body in joined(self._events(*item, ends)):
                     yield body

@@ -257,7 +257,7 @@ class Responses:
             after=after,
             patience_seconds=parts.settings.patience_seconds,
             headers={REQUEST_ID: kept.id},
-            has_worker=ending.queue.models.have_worker,
+            missing=ending.queue.models.missing,
             on_first_token=on_first_token,
             on_error=self._on_stream_error,
             refuse=partial(self._refused, ending),

@@ -19,7 +19,7 @@ from quire.wire.output import Completion, TokenChunk
 from service.gateway.answers import Update
 from service.gateway.refusals import Refused, refusal_of
 from service.gateway.responses.log import ResponseLog
-from service.gateway.streaming import COMMENT, DONE, JOINED_BYTES, NO_WORKER, EventStream
+from service.gateway.streaming import DONE, JOINED_BYTES, EventStream, comment_of
 
 #: The number before that of the first event.
 BEFORE_ALL = -1
@@ -48,7 +48,7 @@ class ResponseStream(EventStream):
                 yield body
             async for item in updates:
                 if item is None:
-                    yield COMMENT if await self._has_worker() else NO_WORKER
+                    yield comment_of(await self._missing())
                     continue
                 groups = (self._written(self._of(one, events)) for one in item[1])
                 async for body in joined_in_turns(groups):

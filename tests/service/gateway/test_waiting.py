@@ -74,7 +74,16 @@ def test_a_caller_of_a_queue_without_a_worker_is_told_so_in_its_stream(quick):
         assert first_comment(gateway) == told
 
 
+def test_a_caller_of_a_queue_whose_workers_load_is_told_so_in_its_stream(quick):
+    told = b": the workers of this queue still load their model; the request waits for one\n"
+    with FakeQuire() as fake, GatewayThread(fake.async_client) as gateway:
+        fake.broker.beat_worker("w", "loading", {}, model="fake")
+        fake.broker.beat_worker("gone", "stopped", {}, model="fake")
+        assert first_comment(gateway) == told
+
+
 def test_a_caller_of_a_queue_with_a_worker_is_told_that_its_answer_goes_on(quick):
     with FakeQuire() as fake, GatewayThread(fake.async_client) as gateway:
         fake.broker.beat_worker("w", "ready", {}, model="fake")
+        fake.broker.beat_worker("late", "loading", {}, model="fake")
         assert first_comment(gateway) == b": the answer goes on\n"
