@@ -214,13 +214,12 @@ def test_one_that_gets_on_and_kills_every_worker_costs_no_other_its_attempts(que
 
 def test_a_worker_that_wakes_up_after_its_lease_is_fenced_and_goes_on_with_other_work(queue: Queue):
     requests = submit_some(queue)
-    # No other lease ends, however late a heartbeat of the heir is.
-    long = ("--lease-seconds", "600")
-    with WorkerProcess(queue, *long, held_at=30) as zombie:
+    with WorkerProcess(queue, held_at=30) as zombie:
         wait_for_tokens_of_all(queue, requests, 30)
         zombie.signal(signal.SIGSTOP)
         queue.take_all_away()
-        with WorkerProcess(queue, *long) as heir:
+        # Its lease does not end, however late a heartbeat is; the zombie is told soon by its own.
+        with WorkerProcess(queue, "--lease-seconds", "600") as heir:
             eventually(
                 lambda: all(queue.broker.status(id_).resumes == 1 for id_ in requests),
                 "every request taken over",
