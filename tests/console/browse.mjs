@@ -45,6 +45,14 @@ async function isUpToDate(page) {
   );
 }
 
+// A page whose parts stay: an update would replace what is about to be clicked.
+async function openPaused(path, options) {
+  const page = await open(path, options);
+  await isUpToDate(page);
+  await page.keyboard.press("p");
+  return page;
+}
+
 // Not through the page's own scripts, which its policy would refuse, but through the debugger.
 async function violations(page) {
   await page.evaluate(axe);
@@ -203,8 +211,7 @@ await attempt("an operator pauses and resumes, and reads what was done", async (
 
 for (const [scheme, width] of [["light", 1280], ["dark", 1280], ["light", 390]]) {
   await attempt(`a filter is filled in and is in the address, ${scheme} ${width}`, async () => {
-    const page = await open("/queues/default/requests?state=ended", { scheme, width });
-    await isUpToDate(page);
+    const page = await openPaused("/queues/default/requests?state=ended", { scheme, width });
     await page.click("#filter summary");
     const found = await violations(page);
     expect(found.length === 0, found.join("; "));
@@ -222,9 +229,7 @@ for (const [scheme, width] of [["light", 1280], ["dark", 1280], ["light", 390]])
 }
 
 await attempt("the tile of failures leads to their list", async () => {
-  const page = await open("/queues/default");
-  await isUpToDate(page);
-  await page.keyboard.press("p");
+  const page = await openPaused("/queues/default");
   // Anywhere in the tile.
   const tile = await page.evaluateHandle(() => [...document.querySelectorAll(".tile")].find((one) => one.textContent.includes("Failed, last hour")));
   await Promise.all([page.waitForNavigation(), tile.asElement().click()]);
@@ -233,7 +238,7 @@ await attempt("the tile of failures leads to their list", async () => {
 });
 
 await attempt("an operator cancels a large group in parts", async () => {
-  const page = await open(asked.group);
+  const page = await openPaused(asked.group);
   await Promise.all([page.waitForNavigation({ timeout: PATIENCE }), page.click("form[action$='/cancel-group'] button")]);
   const notice = await page.$eval(".notice", (one) => one.textContent);
   expect(notice.startsWith("The cancel of 2,000 requests was accepted. 8,000 more are open"), notice);
@@ -291,9 +296,7 @@ evil.close();
   await page.close();
 }
 {
-  const page = await open("/queues/default", { width: 390 });
-  await isUpToDate(page);
-  await page.keyboard.press("p");
+  const page = await openPaused("/queues/default", { width: 390 });
   await page.evaluate(() => { document.querySelector(".tick").textContent = "1000000000"; });
   check((await cutTicks(page)).length === 1, "control: a label that is cut off is noticed");
   await page.close();

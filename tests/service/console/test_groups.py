@@ -135,6 +135,8 @@ def test_the_page_of_a_group_shows_its_counts_its_open_requests_and_its_newest_e
     assert "2 of 4 requests have ended" in shown and "50 %" in shown
     assert "Waiting 1 Running 1 Completed 2 Failed 0" in shown and "Cancel the group" not in shown
     assert "g~2 waiting" in shown and "g~3 queued" in shown
+    failed = "/queues/default/requests?state=ended&amp;status=failed&amp;group=g"
+    assert f'<a href="{failed}">Failed</a>' in console.page("/groups/g").text
     assert "g~1 completed default" in shown
     listed = text_of(console.page("/groups").text)
     assert re.search(r"g 50 % 2 of 4 1 1 2 0 0 \d", listed), listed
