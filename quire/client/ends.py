@@ -127,20 +127,28 @@ class _Consumer(_Reader):
                 self._acknowledge()
 
     def _deliveries(self) -> Iterator[tuple[Producer, Delivery]]:
+        """What this consumer must handle, by shard; some deliveries are empty.
+
+        First those that it has not acknowledged, until there are none: the caller acknowledges each
+        delivery before it asks for the next. Then new ones, and every LOOK_SECONDS those that other
+        consumers have left. Ends after `timeout` seconds without news.
+        """
         for broker in self._brokers:
-            again = partial(broker.delivered, *self._names)
-            while (found := self._read(again)).positions:
+            unacknowledged = partial(broker.delivered, *self._names)
+            while (found := self._read(unacknowledged)).positions:
                 yield broker, found
-        give_up, look = _Deadline(self._timeout), _Deadline(0.0)
+        give_up, next_look = _Deadline(self._timeout), _Deadline(0.0)
         while True:
             has_news, seconds = False, give_up.left(min(self._shard_seconds, LOOK_SECONDS))
-            if look.left(LOOK_SECONDS) is None:
+            if next_look.is_over:
                 for broker in self._brokers:
-                    left = partial(broker.take_over, *self._names, idle_seconds=TAKE_OVER_SECONDS)
-                    found = self._read(left)
+                    abandoned = partial(
+                        broker.take_over, *self._names, idle_seconds=TAKE_OVER_SECONDS
+                    )
+                    found = self._read(abandoned)
                     has_news |= bool(found.positions)
                     yield broker, found
-                look = _Deadline(LOOK_SECONDS)
+                next_look = _Deadline(LOOK_SECONDS)
             for broker in self._brokers:
                 # Once the time is over, a last read that does not wait.
                 new = partial(broker.deliver, *self._names, block_seconds=seconds)
@@ -167,6 +175,11 @@ class _Deadline:
 
     def __init__(self, seconds: float | None) -> None:
         self._end = None if seconds is None else time.monotonic() + seconds
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is over."""
+        return self._end is not None and time.monotonic() >= self._end
 
     def left(self, longest_seconds: float) -> float | None:
         """For how many seconds a read may wait; None once the time is over."""

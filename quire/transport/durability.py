@@ -30,7 +30,7 @@ SYNC_SECONDS = 2.0
 MARK_MS = 1000
 
 #: The server's settings for writes to its disk.
-_SETTINGS = "append*"
+_SETTINGS = "*append*"
 
 _NOT_KEPT = "the server may have stopped writing to its disk before it answers"
 
@@ -151,6 +151,11 @@ def require_write_through(found: Mapping[Any, Any]) -> None:
     if settings.get("appendonly") != "yes" or settings.get("appendfsync") != "always":
         raise DurabilityUnavailable(
             "the server has no WAITAOF (Redis 7.2) and does not write with `appendfsync always`"
+        )
+    if settings.get("no-appendfsync-on-rewrite", "no") != "no":
+        raise DurabilityUnavailable(
+            "the server has no WAITAOF (Redis 7.2), and does not write to disk while it rewrites "
+            "its log: set `no-appendfsync-on-rewrite no`"
         )
 
 

@@ -89,9 +89,12 @@ def addresses_of(parts: SplitResult, *, default_port: int) -> list[tuple[str, in
 
 
 def credentials_of(parts: SplitResult) -> dict[str, str | None]:
-    """The settings `username` and `password` of a url with several hosts; None if absent."""
-    server, _, _ = parts.netloc.rpartition("@")
-    username, _, password = server.partition(":")
+    """The settings `username` and `password` of a url with several hosts; None if absent.
+
+    They are those of the servers. Sentinels may have their own, as options.
+    """
+    user_and_password, _, _ = parts.netloc.rpartition("@")
+    username, _, password = user_and_password.partition(":")
     return {"username": unquote(username) or None, "password": unquote(password) or None}
 
 

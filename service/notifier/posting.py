@@ -60,6 +60,11 @@ class Poster:
         return None if 200 <= status < 300 else Failure("status", f"status {status}")
 
     async def _post(self, endpoint: Endpoint, webhook_id: str, body: str) -> int:
+        """Posts it, signed with each secret of the endpoint; returns the status of the answer.
+
+        The body of the answer is read only so that the connection can be used again. If the body is
+        too long, the connection is closed.
+        """
         now = datetime.now(UTC)
         signatures = [signer.sign(webhook_id, now, body) for signer in endpoint.signers]
         headers: dict[bytes | str, bytes | str] = {

@@ -141,13 +141,14 @@ def test_a_server_that_writes_through_is_asked_behind_every_write(write_through)
     with fakeredis.FakeRedis() as connection, connection.pipeline(transaction=False) as pipeline:
         write_through.add_wait(pipeline)
         commands = [arguments for arguments, _ in pipeline.command_stack]
-    assert commands == [("CONFIG GET", "append*")]
+    assert commands == [("CONFIG GET", "*append*")]
     write_through.check([WRITE_THROUGH])
 
 
 @pytest.mark.parametrize(
     "found",
     [WRITE_THROUGH | {"appendfsync": "everysec"}, WRITE_THROUGH | {"appendonly": "no"}, {},
+     WRITE_THROUGH | {"no-appendfsync-on-rewrite": "yes"},
      NoPermissionError("may not run the 'config|get' command")],
 )  # fmt: skip
 def test_a_server_that_writes_through_no_more_confirms_nothing(write_through, found):
@@ -163,8 +164,11 @@ def test_nothing_is_confirmed_where_another_thread_has_lost_the_promise(durabili
 
 
 @pytest.mark.real_redis
-@pytest.mark.parametrize("setting", ["appendfsync", "appendonly"])
-def test_a_promise_ends_when_the_server_stops_keeping_it(start_server, setting):
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("appendfsync", "no"), ("appendonly", "no"), ("no-appendfsync-on-rewrite", "yes")],
+)
+def test_a_promise_ends_when_the_server_stops_keeping_it(start_server, setting, value):
     options = ["--appendfsync", "always"]
     with (
         start_server(append_only=True, options=options) as server,
@@ -174,7 +178,7 @@ def test_a_promise_ends_when_the_server_stops_keeping_it(start_server, setting):
             pytest.skip("this server has WAITAOF, so its settings are not looked at")
         broker = Broker(connection, durable=True)
         broker.submit(make_request(id="a"))
-        connection.config_set(setting, "no")
+        connection.config_set(setting, value)
         with pytest.raises(BrokerUnavailable, match="stopped writing"):
             broker.submit(make_request(id="b"))
         with pytest.raises(DurabilityUnavailable):

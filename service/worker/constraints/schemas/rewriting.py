@@ -130,8 +130,10 @@ class _Reading:
     ) -> None:
         """Add `minProperties`, as far as `required` does not imply it.
 
-        The library lets other properties come twice, so it can count one of them, and not more. It
-        counts none beside `properties` that may be missing, if there may be others.
+        The library lets a key that the schema does not name come twice, and counts both. So it can
+        enforce one more than `required`, and not more. It refuses to count beside `properties` that
+        may be missing, if others are allowed. Then the schema is split: one of these properties is
+        there, or none of them is and the library counts the others.
         """
         required = set(texts_of(beside.get("required")))
         if value - len(required) > 1:
@@ -141,8 +143,12 @@ class _Reading:
         optional = [
             key for key, one in properties.items() if one is not False and key not in required
         ]
-        is_counted = "maxProperties" in beside or beside.get("additionalProperties") is False
-        if value > len(required) and optional and not is_counted:
+        # Without others the library counts. Beside `maxProperties` it refuses, and a split would
+        # not change that.
+        is_left_to_library = (
+            "maxProperties" in beside or beside.get("additionalProperties") is False
+        )
+        if value > len(required) and optional and not is_left_to_library:
             others = {
                 "properties": dict.fromkeys(optional, False),
                 "required": sorted(required),
