@@ -27,6 +27,24 @@ NEEDED_KEYS = {
 OPTIONAL_KEYS = {"vocab_size": "vocab_size", "rope.freq_base": "rope_theta"}
 #: The size of a head: all that are there must have the value of the first.
 HEAD_KEYS = ("rope.dimension_count", "attention.key_length", "attention.value_length")
+#: The keys whose values are numbers above 0; the others are whole numbers from 1, and a window may
+#: be 0.
+REAL_KEYS = frozenset(
+    {
+        "attention.layer_norm_rms_epsilon",
+        "attention.scale",
+        "attn_logit_softcapping",
+        "embedding_scale",
+        "final_logit_softcapping",
+        "logit_scale",
+        "residual_scale",
+        "rope.freq_base",
+        "rope.freq_base_swa",
+    }
+)
+WINDOW_KEY = "attention.sliding_window"
+#: The base of the rotary frequencies of a file that states none.
+DEFAULT_BASE = 10000.0
 #: Special tokens. Without them there are none: a configuration has others by default.
 TOKEN_KEYS = {
     "tokenizer.ggml.bos_token_id": "bos_token_id",
@@ -125,7 +143,7 @@ class GgufArchitecture:
             values["head_dim"] = header.metadata[heads[0]]
         values |= {renamed: header.metadata.get(key) for key, renamed in TOKEN_KEYS.items()}
         # Nothing is padded, and the default may be larger than the vocabulary.
-        values |= {"pad_token_id": None, **self.values}
+        values = {"rope_theta": DEFAULT_BASE, **values, "pad_token_id": None, **self.values}
         if TOKENS in header.lengths:
             values.setdefault("vocab_size", header.lengths[TOKENS])
         values["tie_word_embeddings"] = all(one.name != OUTPUT for one in header.tensors)
@@ -155,7 +173,7 @@ _GEMMA2_TENSORS = {
     "post_attention_norm.weight": "post_attention_layernorm.weight",
     "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
 }
-_WINDOW = {"attention.sliding_window": "sliding_window"}
+_WINDOW = {WINDOW_KEY: "sliding_window"}
 
 #: By the architecture's name in the file.
 FAMILIES: Mapping[str, GgufArchitecture] = {
@@ -226,5 +244,5 @@ FAMILIES: Mapping[str, GgufArchitecture] = {
 
 def layer_of(tensor: str) -> tuple[int | None, str]:
     """The layer of a tensor of a file and its name in it; None and the whole name for no layer."""
-    part = re.fullmatch(r"blk\.(\d{1,6})\.(.+)", tensor)
+    part = re.fullmatch(r"blk\.(0|[1-9][0-9]{0,5})\.(.+)", tensor)
     return (int(part[1]), part[2]) if part else (None, tensor)

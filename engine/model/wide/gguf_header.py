@@ -11,6 +11,7 @@ import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 
@@ -160,7 +161,7 @@ def read_parts(file: Path) -> Mapping[Path, GgufHeader]:
 
 
 def check_extents(header: GgufHeader, file: Path, blocks: Mapping[int, tuple[int, int]]) -> None:
-    """ModelRefused if the data of a tensor would lie outside the file.
+    """ModelRefused if the data of a tensor would lie outside the file or in that of another one.
 
     Args:
         header: what the file lists.
@@ -168,6 +169,7 @@ def check_extents(header: GgufHeader, file: Path, blocks: Mapping[int, tuple[int
         blocks: elements and bytes of one block, by ggml's number of the type. Every type of the
             file must be in it.
     """
+    extents = []
     for tensor in header.tensors:
         elements, size = blocks[tensor.ggml_type]
         if tensor.shape[0] % elements:
@@ -181,6 +183,12 @@ def check_extents(header: GgufHeader, file: Path, blocks: Mapping[int, tuple[int
                 f"{file} is truncated: {tensor.name} ends at byte {end}, and the file has "
                 f"{header.file_bytes} bytes; copy or download it again"
             )
+        extents.append((header.data_start + tensor.offset, end, tensor.name))
+    # Tensors that share bytes would take many times the size of the file in memory.
+    extents.sort()
+    for (_, end, name), (begin, _, other) in pairwise(extents):
+        if begin < end:
+            raise ModelRefused(f"{file} is damaged: its tensors {name} and {other} overlap")
 
 
 def _read_pair(reader: "_Reader", metadata: dict[str, Scalar], lengths: dict[str, int]) -> None:

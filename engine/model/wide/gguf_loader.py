@@ -19,27 +19,26 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrain
 
 from engine.errors import ModelRefused
 from engine.model.wide.gguf_blocks import StoredBlocks, stored_blocks
+from engine.model.wide.gguf_checks import (
+    check_metadata,
+    check_sizes,
+    check_tensors,
+    head_dim_of,
+)
 from engine.model.wide.gguf_families import (
     EMBEDDING,
     FAMILIES,
     HEAD,
-    HEAD_KEYS,
     MODEL_TENSORS,
-    OUTPUT,
     GgufArchitecture,
-    layer_of,
 )
 from engine.model.wide.gguf_header import GgufHeader, check_extents, read_parts
-from engine.model.wide.gguf_rotary import DIVISORS, rotary_parameters
+from engine.model.wide.gguf_rotary import rotary_parameters
 from engine.model.wide.transformers_model import ATTENTION_NAME
 
 #: The library that knows the types of blocks, and how to install it.
 LIBRARY = "gguf"
 GGUF_EXTRA = "the extra `gguf`: pip install -c constraints.txt -e '.[gguf]'"
-
-#: The number of layers of the one Gemma 3 whose scores are scaled otherwise than by the size of a
-#: head. The file does not state the scale; llama.cpp derives it from this number.
-GEMMA3_OTHER_SCALE_LAYERS = 62
 
 #: The metadata keys of the tokens that end an answer: of a text, of a turn, of a message.
 END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -90,13 +89,13 @@ def load_gguf(file: Path, *, dtype: torch.dtype | None) -> GgufModel:
                            f"{GGUF_EXTRA}")  # fmt: skip
     for path, part in parts.items():
         check_extents(part, path, _blocks(part, path))
-    _check_metadata(header, name, file)
-    _check_tensors(header, name, file)
+    check_metadata(header, name, file)
+    check_tensors(header, name, file)
     try:
         config = architecture.config(header, name)
     except Exception as error:
         raise ModelRefused(f"the metadata of {file} is not usable: {first_line(error)}") from error
-    _check_sizes(header, name, config, file)
+    check_sizes(header, name, config, file)
     if name == "llama":
         _scale_frequencies(parts, config)
     stored: dict[str, StoredBlocks] = {}
@@ -108,7 +107,9 @@ def load_gguf(file: Path, *, dtype: torch.dtype | None) -> GgufModel:
     embedding = MODEL_TENSORS[EMBEDDING]
     if config.tie_word_embeddings and embedding in kept:
         kept[HEAD] = kept[embedding]
-    return GgufModel(model, tuple(parts), _end_tokens(header), MappingProxyType(kept))
+    return GgufModel(
+        model, tuple(parts), _end_tokens(header, config.vocab_size), MappingProxyType(kept)
+    )
 
 
 def content_of(files: Sequence[Path]) -> "hashlib._Hash":
@@ -159,111 +160,13 @@ def _blocks(header: GgufHeader, file: Path) -> dict[int, tuple[int, int]]:
     return blocks
 
 
-def _check_metadata(header: GgufHeader, name: str, file: Path) -> None:
-    prefix, architecture = f"{name}.", FAMILIES[name]
-    for key in architecture.needed_keys:
-        if prefix + key not in header.metadata and prefix + key not in header.lengths:
-            raise ModelRefused(f"{file} has no {prefix}{key} in its metadata")
-    for key, assumed in architecture.assumed.items():
-        if header.metadata.get(prefix + key, assumed) != assumed:
-            raise ModelRefused(
-                f"{file} sets {prefix + key} to {header.metadata[prefix + key]}, and transformers "
-                f"assumes {assumed}"
-            )
-    for key in (*header.metadata, *header.lengths):
-        if not key.startswith(prefix):
-            continue
-        if key in header.lengths:
-            raise ModelRefused(f"{file} has a value for each layer in {key}, which is not served")
-        if key == f"{prefix}rope.scaling.type" and header.metadata[key] == "none":
-            continue
-        if key.removeprefix(prefix) not in architecture.known_keys:
-            raise ModelRefused(
-                f"{file} sets {key} to {header.metadata[key]!r}, which is not read of the "
-                f"architecture {name!r}"
-            )
-
-
-def _check_tensors(header: GgufHeader, name: str, file: Path) -> None:
-    num_layers = int(header.metadata[f"{name}.block_count"])
-    layer_tensors = FAMILIES[name].layer_tensors
-    found = {tensor.name for tensor in header.tensors}
-    for tensor in MODEL_TENSORS:
-        if tensor not in found:
-            raise ModelRefused(f"{file} lacks the tensor {tensor}")
-    # The first layer that is missing ends the loop, however large the number of layers is.
-    for layer in range(num_layers):
-        for tensor in layer_tensors:
-            if f"blk.{layer}.{tensor}" not in found:
-                raise ModelRefused(f"{file} lacks the tensor blk.{layer}.{tensor}")
-    read = {*MODEL_TENSORS, OUTPUT, *([DIVISORS] if name == "llama" else [])}
-    for tensor in sorted(found - read):
-        number, own = layer_of(tensor)
-        if number is None or number >= num_layers or own not in layer_tensors:
-            raise ModelRefused(
-                f"{file} has the tensor {tensor}, which is not read of the architecture {name!r}"
-            )
-
-
-def _check_sizes(
-    header: GgufHeader, architecture: str, config: PreTrainedConfig, file: Path
-) -> None:
-    """Refuse sizes that contradict the tensors: memory would be allocated for them."""
-    family = FAMILIES[architecture]
-    heads, head_dim = config.num_attention_heads, _head_dim(config)
-    for key in HEAD_KEYS:
-        value = header.metadata.get(f"{architecture}.{key}", head_dim)
-        if value != head_dim:
-            raise ModelRefused(
-                f"{file} sets {architecture}.{key} to {value}, and transformers reads a head of "
-                f"{head_dim}"
-            )
-    if architecture.startswith("gemma"):
-        _check_scale(config, file)
-    hidden, inner = config.hidden_size, config.intermediate_size
-    queries, keys = heads * head_dim, config.num_key_value_heads * head_dim
-    expected = {
-        "self_attn.q_proj.weight": (hidden, queries),
-        "self_attn.k_proj.weight": (hidden, keys),
-        "self_attn.qkv_proj.weight": (hidden, queries + 2 * keys),
-        "mlp.up_proj.weight": (hidden, inner),
-        "mlp.gate_up_proj.weight": (hidden, 2 * inner),
-    }
-    names = {f"blk.0.{own}": renamed for own, renamed in family.layer_tensors.items()}
-    shapes = {name: expected[renamed] for name, renamed in names.items() if renamed in expected}
-    shapes[EMBEDDING] = (hidden, config.vocab_size)
-    for tensor in header.tensors:
-        shape = shapes.get(tensor.name, tensor.shape)
-        if tensor.shape != shape:
-            raise ModelRefused(
-                f"{file} stores {tensor.name} with the shape {tensor.shape}; its metadata says "
-                f"{shape}"
-            )
-
-
 def _scale_frequencies(parts: Mapping[Path, GgufHeader], config: PreTrainedConfig) -> None:
     """Add the scaling of the rotary frequencies, which is not in the metadata."""
     theta = float(config.rope_parameters["rope_theta"])
     for path, part in parts.items():
-        parameters = rotary_parameters(part, path, theta=theta, head_dim=_head_dim(config))
+        parameters = rotary_parameters(part, path, theta=theta, head_dim=head_dim_of(config))
         if parameters is not None:
             config.rope_parameters = dict(parameters)
-
-
-def _check_scale(config: PreTrainedConfig, file: Path) -> None:
-    """Refuse a Gemma whose scores transformers would scale otherwise than it was trained."""
-    scaled_by = config.query_pre_attn_scalar
-    if config.num_hidden_layers == GEMMA3_OTHER_SCALE_LAYERS or config.head_dim != scaled_by:
-        raise ModelRefused(
-            f"{file} is a Gemma with {config.num_hidden_layers} layers and heads of "
-            f"{config.head_dim}; transformers scales the scores of every such file for heads of "
-            f"{scaled_by}, which is wrong for it; use the folder with safetensors"
-        )
-
-
-def _head_dim(config: PreTrainedConfig) -> int:
-    heads = config.num_attention_heads
-    return int(getattr(config, "head_dim", None) or config.hidden_size // max(heads, 1))
 
 
 def _stored_dtype(header: GgufHeader) -> torch.dtype:
@@ -275,9 +178,9 @@ def _stored_dtype(header: GgufHeader) -> torch.dtype:
     return matrices.pop() if len(matrices) == 1 else torch.float32
 
 
-def _end_tokens(header: GgufHeader) -> frozenset[int]:
+def _end_tokens(header: GgufHeader, vocab_size: int) -> frozenset[int]:
     values = (header.metadata.get(f"tokenizer.ggml.{key}") for key in END_KEYS)
-    return frozenset(value for value in values if isinstance(value, int))
+    return frozenset(one for one in values if type(one) is int and 0 <= one < vocab_size)
 
 
 def _state_dict(
@@ -290,12 +193,14 @@ def _state_dict(
     state: dict[str, torch.Tensor] = {}
     # A part of a tensor comes before the next one.
     for name, blocks in sorted(stored.items()):
+        values = blocks.dequantized()
+        if not values.isfinite().all():
+            raise ModelRefused(f"{file} is damaged: {name} has values that are not finite")
         if not blocks.has_the_values_of_the_library():
             raise ModelRefused(
                 f"gguf {version('gguf')} dequantizes the type {blocks.kind}, of {name} in {file}, "
                 "to other values than this engine; use the folder with safetensors"
             )
-        values = blocks.dequantized()
         if values.dim() == 1 and name.endswith("norm.weight"):
             values = values - architecture.norm_offset
         whole, values = name.split("/")[0], values.to(dtype)

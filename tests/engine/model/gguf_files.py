@@ -286,6 +286,8 @@ def _tokenizer(eos_token_id: int) -> dict[str, Any]:
 def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     if isinstance(value, bool):
         writer.add_bool(key, value)
+    elif isinstance(value, int) and not 0 <= value < 1 << 32:
+        writer.add_int64(key, value)
     elif isinstance(value, int):
         writer.add_uint32(key, value)
     elif isinstance(value, float):

@@ -247,11 +247,11 @@ REFUSED = {
         "lacks the tensor blk.1.ffn_up.weight",
     ),
     "layers without end": (
-        {"more": {"llama.block_count": (1 << 32) - 1}},
+        {"more": {"llama.block_count": (1 << 31) - 1}},
         "lacks the tensor blk.2.attn_norm.weight",
     ),
     "a number of heads that no size fits": (
-        {"more": {"llama.attention.head_count": (1 << 32) - 1}},
+        {"more": {"llama.attention.head_count": (1 << 31) - 1}},
         "The hidden size (64) is not a multiple of the number of attention heads",
     ),
     "another number of heads than the tensors have": (
