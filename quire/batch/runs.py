@@ -94,14 +94,14 @@ class RunTeller:
 
     def __init__(self, broker: Producer, output: Path, options: BatchOptions, *, name: str) -> None:
         self._broker = broker
-        host = platform.node()[:MAX_NAME]
+        host = _told(platform.node())
         place = f"{host}\0{output.absolute()}\0{options.name}"
         self._id = hashlib.sha256(place.encode(errors="replace")).hexdigest()[:32]
         self._about = {
-            "name": name[:MAX_NAME],
+            "name": _told(name),
             "host": host,
             "tenant": options.tenant,
-            "model": (options.model or "")[:MAX_NAME],
+            "model": _told(options.model or ""),
         }
         self._began_ms: int | None = None
         self._tell_at = 0.0
@@ -157,6 +157,11 @@ class RunTeller:
         if stale:
             writes.append(command("hdel", key, *stale))
         yield RoundTrip(tuple(writes))
+
+
+def _told(text: str) -> str:
+    """As much of a text as is told. The name of a file may have bytes that are not UTF-8."""
+    return text[:MAX_NAME].encode(errors="replace").decode()
 
 
 def _stale(fields: Mapping[bytes, Any], *, now_ms: int) -> list[bytes]:

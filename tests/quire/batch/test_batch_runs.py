@@ -58,6 +58,13 @@ def test_between_two_words_a_run_tells_nothing_but_its_end(tmp_path, monkeypatch
         assert [(one.completed, one.ending) for one in told(fake)] == [(9, "completed")]
 
 
+def test_a_name_that_is_not_utf_8_is_told_with_marks(tmp_path):
+    with FakeQuire() as fake:
+        options = BatchOptions(name="n", model="m\udcff")
+        RunTeller(fake.broker, tmp_path / "o\udcff", options, name="a\udcff").tell(BatchProgress(9))
+        assert [(one.name, one.model) for one in told(fake)] == [("a?", "m?")]
+
+
 def test_a_run_that_goes_on_is_the_same_and_one_with_other_files_is_another(folder, tmp_path):
     folder.write(ask("a"))
     with FakeQuire(answer=lambda _: "ok") as fake:

@@ -1,17 +1,23 @@
 """`quire local`: a server for this machine, which has its data again after a restart."""
 
 import contextlib
+import os
 import subprocess
 import sys
 
 import pytest
 import redis
 
+from quire.cli import local as module
 from quire.cli import main
 from quire.transport import local_redis
 from tests.quire.servers import on_a_free_port, real_program
 
 pytestmark = [pytest.mark.real_redis, pytest.mark.timeout(90)]
+
+
+def mode_of(folder):
+    return oct(folder.stat().st_mode & 0o777)
 
 
 @contextlib.contextmanager
@@ -57,3 +63,28 @@ def test_a_folder_that_cannot_be_one_is_named(tmp_path, capsys):
     (tmp_path / "file").touch()
     assert main(["local", "--data", str(tmp_path / "file")]) == 1
     assert f"{tmp_path / 'file'} cannot be used: File exists" in capsys.readouterr().err
+
+
+def test_no_other_user_can_read_a_folder_that_is_made(tmp_path):
+    os.close(module.lock_of(tmp_path / "new" / "logs"))
+    assert mode_of(tmp_path / "new") == mode_of(tmp_path / "new" / "logs") == "0o700"
+
+
+def test_a_folder_that_exists_keeps_its_mode_but_for_the_default_one(tmp_path, monkeypatch):
+    for name in ("shared", "default"):
+        (tmp_path / name).mkdir(mode=0o755)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setattr(module, "DATA", tmp_path / "default")
+    for name in ("shared", "default"):
+        os.close(module.lock_of(tmp_path / name))
+    assert mode_of(tmp_path / "shared") == "0o755"
+    assert mode_of(tmp_path / "default") == "0o700"
+
+
+def test_a_default_folder_of_another_user_keeps_its_mode(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError
+
+    monkeypatch.setattr(module, "DATA", tmp_path)
+    monkeypatch.setattr(type(tmp_path), "chmod", refuse)
+    os.close(module.lock_of(tmp_path))

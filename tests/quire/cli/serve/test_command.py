@@ -2,10 +2,12 @@
 
 import os
 import socket
+from types import SimpleNamespace
 
 import pytest
 
 from quire.cli import main
+from quire.cli.local import FolderUnusable, lock_of
 from quire.cli.serve import command, plan
 
 
@@ -76,3 +78,20 @@ def test_without_a_name_a_server_is_started_whose_folder_no_other_can_have(
     assert "another server has its data in" in capsys.readouterr().err
     for lock in server.program.kept_open:
         os.close(lock)
+
+
+def test_two_commands_do_not_rename_each_others_logs(tmp_path, monkeypatch):
+    def start(*_, **__):
+        raise AssertionError("a program is started")
+
+    logs = tmp_path / "data" / "logs"
+    screen = SimpleNamespace(tell=None, hear=None, show=None)
+    monkeypatch.setattr(command.Supervisor, "start", start)
+    other = lock_of(logs)
+    with pytest.raises(FolderUnusable, match=rf"^another `quire serve` .* in {logs}: .*\(--data\)"):
+        command._serve(None, [], logs, screen, None)
+    os.close(other)
+    # The lock is that of the run, and the next one can have it.
+    for _ in range(2):
+        with command._owned(logs), pytest.raises(FolderUnusable):
+            lock_of(logs)

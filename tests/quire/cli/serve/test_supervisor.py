@@ -1,11 +1,13 @@
 """Keeps programs running and ends them in their order, with shells in place of the programs."""
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -161,6 +163,63 @@ def test_a_signal_that_comes_twice_at_once_is_one(run, monkeypatch):
     assert run.supervisor.num_stops == 1
 
 
+@pytest.fixture
+def without_a_supervisor():
+    """Sets what SIGHUP does where no supervisor runs, which would be the end of all tests."""
+    before = signal.getsignal(signal.SIGHUP)
+    signal.signal(signal.SIGHUP, lambda *_: None)
+    yield partial(signal.signal, signal.SIGHUP)
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("without_a_supervisor")
+def test_a_terminal_that_is_closed_begins_a_drain_and_hurries_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "SAME_SIGNAL_SECONDS", 0.0)
+    with Run(tmp_path).supervisor as supervisor:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert supervisor.num_stops == 1
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert supervisor.num_stops == 2
+
+
+def test_a_command_of_nohup_goes_on_without_its_terminal(tmp_path, without_a_supervisor):
+    without_a_supervisor(signal.SIG_IGN)
+    with Run(tmp_path).supervisor as supervisor:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert supervisor.num_stops == 0
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def test_a_signal_without_a_name_is_told_by_its_number(run):
+    child = run.start("worker-1", WAITS)
+    run.until(lambda: run.heard)
+    os.kill(child.process_id, 40)
+    run.until(lambda: run.told)
+    assert run.told[0].startswith("worker-1 was ended by signal 40; it is started again")
+
+
+def test_last_words_without_the_end_of_a_line_are_heard(run):
+    event = {"event": "worker cannot serve", "level": "critical", "reason": "no memory"}
+    run.start("worker-1", f"printf '{json.dumps(event)}'; exit 2")
+    with pytest.raises(ProgramFailed, match=r"^worker-1: worker cannot serve: no memory$"):
+        run.until(lambda: False)
+
+
+def test_last_words_are_heard_also_if_a_process_of_its_own_keeps_the_log_open(run):
+    run.start("worker-1", "sleep 30 & echo $! >&2; printf 'no memory'; exit 2")
+    with pytest.raises(ProgramFailed, match=r"no memory$"):
+        run.until(lambda: False)
+    os.kill(int(run.shown[0][1]), signal.SIGKILL)
+
+
+def test_a_line_that_is_nested_too_deeply_is_no_event(run):
+    deep = "printf '{\"event\": '; head -c 60000 /dev/zero | tr '\\0' '['; echo; exec sleep 1000"
+    child = run.start("worker-1", deep)
+    run.until(lambda: run.shown)
+    assert run.heard == [] and len(child.last_lines) == 1
+
+
 def test_a_signal_of_the_terminal_does_not_reach_the_programs(run):
     child = run.start("redis", WAITS)
     assert os.getpgid(child.process_id) == child.process_id != os.getpgrp()
@@ -216,6 +275,28 @@ def test_a_log_is_bounded_and_the_file_before_it_is_kept(tmp_path):
     log.close()
     sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
     assert sizes == {"worker-1.log": 0, "worker-1.before.log": 105}
+
+
+@pytest.mark.parametrize("fails", ["replace", "open"])
+def test_a_log_goes_on_where_there_can_be_no_new_file_and_stays_bounded(
+    tmp_path, monkeypatch, fails
+):
+    def refuse(*_, **__):
+        raise OSError(errno.EACCES, "refused")
+
+    log = LogFile(tmp_path / "worker-1.log", max_bytes=100)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(tmp_path), fails, refuse)
+        for _ in range(50):
+            log.write(b"x" * 20 + b"\n")
+            assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 221
+    # The cause is gone, and so the files are as they always are.
+    for _ in range(20):
+        log.write(b"y" * 20 + b"\n")
+    log.close()
+    assert {path.name for path in tmp_path.iterdir()} == {"worker-1.log", "worker-1.before.log"}
+    assert (tmp_path / "worker-1.before.log").stat().st_size == 105
+    assert b"x" not in (tmp_path / "worker-1.before.log").read_bytes()
 
 
 def test_a_line_without_end_is_read_in_pieces(run):
