@@ -4,10 +4,12 @@ import errno
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from quire.cli.console import Console
+from quire.cli.serve import command
 from quire.cli.serve.output import lasting_output
 from quire.pictures import Terminal
 
@@ -40,6 +42,18 @@ def test_a_closed_terminal_takes_all_that_is_written(closed_terminal, monkeypatc
     assert sys.stderr is terminal
     # As Python does at its end: nothing is left that could fail.
     terminal.flush()
+
+
+def test_a_run_ends_as_it_should_where_its_terminal_is_closed(
+    closed_terminal, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(sys, "stderr", Terminal(closed_terminal))
+    console = Console(has_terminal=True)
+    screen = SimpleNamespace(
+        tell=console.tell, hear=None, show=None, stopped=lambda **_: console.tell("drained")
+    )
+    server = command._Server("", "", None)
+    assert command._serve(server, [], tmp_path, screen, console) == 0
 
 
 def test_a_pipe_whose_reader_has_ended_takes_all_that_is_written(pipe_without_reader, monkeypatch):
