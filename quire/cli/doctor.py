@@ -21,7 +21,7 @@ from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK
 from quire.cli.findings import Finding, Verdict
 from quire.cli.model_checks import examined_table
 from quire.cli.model_files import examined_model
-from quire.cli.schemes import scheme_hint
+from quire.cli.schemes import url_hint
 from quire.cli.server_checks import examined_cluster, examined_server
 from quire.cli.sources import program_setting, values_of_variables
 from quire.errors import QuireError
@@ -130,7 +130,7 @@ def _advice(error: RedisError, url: str) -> str:
         return "put another number, or none, after the last `/` of the url"
     if isinstance(error, ResponseError):
         return "repair the server first; see its log"
-    return f"set --redis-url or QUIRE_REDIS_URL to a running server{scheme_hint(url, error)}"
+    return f"set --redis-url or QUIRE_REDIS_URL to a running server{url_hint(url, error)}"
 
 
 def _info(connection: redis.Redis) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from quire.cli.console import Console, add_server, not_negative, sides_of
+from quire.cli.console import Console, add_server, few, not_negative, sides_of
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
 from quire.queue.roles import Operator
 from quire.queue.workers.workers import LAST_STATES, WorkerInfo
@@ -87,6 +87,7 @@ class _Watch:
         shards = [number for number, workers in enumerate(known) if name in workers]
         if not shards:
             self.report(name, "unknown")
+            self.console.complain(f"no worker has the name {name}; {_named(_living(known))}")
         elif end := _end_of([known[shard][name] for shard in shards]):
             self.report(name, end)
         else:
@@ -142,6 +143,10 @@ def _living(known: Sequence[Mapping[str, WorkerInfo]]) -> list[str]:
         for name in sorted(names)
         if not _end_of([workers[name] for workers in known if name in workers])
     ]
+
+
+def _named(living: Sequence[str]) -> str:
+    return f"there are {few(living)}" if living else "none is alive"
 
 
 def _end_of(infos: Sequence[WorkerInfo], *, is_accepted: bool = False) -> str | None:

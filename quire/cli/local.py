@@ -15,6 +15,8 @@ from quire.errors import QuireError
 
 #: Where `quire local` and `quire serve` keep the data of their server.
 DATA = Path("~/.local/share/quire/redis")
+#: Who has the lock of a folder of data.
+FOLDER_TAKEN = "`quire serve` or `quire local` already runs with the data"
 
 
 class FolderUnusable(QuireError):
@@ -57,10 +59,11 @@ def run_local(arguments: argparse.Namespace, console: Console) -> int:
     kind, command = server_command(arguments.port, folder)
     # The server inherits it. The function takes no names.
     os.set_inheritable(lock_of(folder), True)  # noqa: FBT003
-    console.note(
+    console.tell(
         f"{kind} at redis://127.0.0.1:{arguments.port}/0, data in {folder}; Ctrl-C ends it"
     )
-    return become(command)
+    # Its log follows, and with all that it says of itself would hide the line.
+    return become([*command, "--loglevel", "warning"])
 
 
 def server_command(port: int, folder: Path) -> tuple[str, list[str]]:
@@ -87,20 +90,23 @@ def make_private(folder: Path) -> None:
                 each.chmod(0o700)
 
 
-def lock_of(folder: Path, *, holder: str = "another server has its data") -> int:
+def lock_of(
+    folder: Path,
+    *,
+    holder: str = FOLDER_TAKEN,
+    advice: str = "use that one, or another folder (--data)",
+) -> int:
     """A file descriptor that has the lock of a folder, which it makes. FolderUnusable.
 
     Who uses the folder must keep it open: two servers that append to one file would mix their
-    queues. `holder`: what a person is told of another one that has the lock.
+    queues. `holder`, `advice`: what a person is told of another one that has the lock.
     """
     try:
         make_private(folder)
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise FolderUnusable(
-            f"{holder} in {folder}: use that one, or another folder (--data)"
-        ) from None
+        raise FolderUnusable(f"{holder} in {folder}: {advice}") from None
     except OSError as error:
         raise FolderUnusable(f"{folder} cannot be used: {error.strerror}") from error
     return lock

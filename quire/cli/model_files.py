@@ -24,6 +24,9 @@ def examined_model(name: str | None, *, advice: str = "set --model or QUIRE_MODE
     folder = Path(name) if name else EMBEDDED_MODEL
     if folder.suffix.lower() == ".gguf":
         return _gguf_file(folder, advice)
+    if folder.is_file():
+        detail = f"{folder} is a file, and its name does not end with .gguf"
+        return Finding("model", Verdict.FAIL, detail, advice)
     if not folder.is_dir():
         if name and may_be_of_hub(name):
             return Finding("model", Verdict.WARN, f"{name} is not a folder here; a hub name?")
@@ -59,7 +62,9 @@ def _gguf_file(file: Path, advice: str) -> Finding:
     if missing:
         advice = f"only workers need it, with {install_hint('gguf')}"
         return Finding("model", Verdict.WARN, f"{detail}; {missing[0]} is not installed", advice)
-    return Finding("model", Verdict.OK, detail)
+    # What follows is the engine's to read, and may be gigabytes.
+    unread = "only its first bytes were read: a worker finds out whether the rest is there"
+    return Finding("model", Verdict.OK, detail, unread)
 
 
 def may_be_of_hub(name: str) -> bool:

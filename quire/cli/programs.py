@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from quire.cli.console import Console
-from quire.cli.exit_codes import EXIT_ERROR, EXIT_USAGE
+from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_USAGE
+from quire.cli.usage import COMMAND_VARIABLE
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 #: Where a wheel has the application; see pyproject.toml.
@@ -43,39 +44,43 @@ def environment_of_programs(environ: Mapping[str, str]) -> dict[str, str]:
 def run_config(arguments: argparse.Namespace, console: Console) -> int:
     """Becomes `python -m service.worker.settings.show`, with the arguments after `show`."""
     if arguments.rest[:1] != ["show"]:
-        console.complain("usage: quire config show [--origin] [--json] [flags of a worker]")
+        usage = "usage: quire config show [--origin] [--json] [flags of a worker]"
+        if arguments.rest[:1] in (["--help"], ["-h"]):
+            console.data(None, usage)
+            return EXIT_OK
+        console.complain(usage)
         return EXIT_USAGE
-    return _become("service.worker.settings.show", arguments.rest[1:])
+    return _become("config show", "service.worker.settings.show", arguments.rest[1:])
 
 
 def run_worker(arguments: argparse.Namespace, _: Console) -> int:
     """Becomes `python -m service`."""
-    return _become("service", arguments.rest)
+    return _become("worker", "service", arguments.rest)
 
 
 def run_gateway(arguments: argparse.Namespace, _: Console) -> int:
     """Becomes `python -m service.gateway`."""
-    return _become("service.gateway", arguments.rest)
+    return _become("gateway", "service.gateway", arguments.rest)
 
 
 def run_batcher(arguments: argparse.Namespace, _: Console) -> int:
     """Becomes `python -m service.batcher`."""
-    return _become("service.batcher", arguments.rest)
+    return _become("batcher", "service.batcher", arguments.rest)
 
 
 def run_notifier(arguments: argparse.Namespace, _: Console) -> int:
     """Becomes `python -m service.notifier`."""
-    return _become("service.notifier", arguments.rest)
+    return _become("notifier", "service.notifier", arguments.rest)
 
 
 def run_exporter(arguments: argparse.Namespace, _: Console) -> int:
     """Becomes `python -m service.exporter`."""
-    return _become("service.exporter", arguments.rest)
+    return _become("exporter", "service.exporter", arguments.rest)
 
 
 def run_console(arguments: argparse.Namespace, _: Console) -> int:
     """Becomes `python -m service.console`."""
-    return _become("service.console", arguments.rest)
+    return _become("console", "service.console", arguments.rest)
 
 
 def run_demo(arguments: argparse.Namespace, console: Console) -> int:
@@ -83,7 +88,7 @@ def run_demo(arguments: argparse.Namespace, console: Console) -> int:
     if not (APPLICATION / "examples" / "demo").is_dir():
         console.complain("the demo is in a checkout of Quire: run `make demo` there")
         return EXIT_ERROR
-    return _become("examples.demo", arguments.rest)
+    return _become("demo", "examples.demo", arguments.rest)
 
 
 def become(command: list[str], environ: Mapping[str, str] = os.environ) -> NoReturn:
@@ -93,5 +98,6 @@ def become(command: list[str], environ: Mapping[str, str] = os.environ) -> NoRet
     os.execve(command[0], command, environ)  # noqa: S606
 
 
-def _become(module: str, arguments: list[str]) -> NoReturn:
-    become([sys.executable, "-m", module, *arguments], environment_of_programs(os.environ))
+def _become(verb: str, module: str, arguments: list[str]) -> NoReturn:
+    environ = {**environment_of_programs(os.environ), COMMAND_VARIABLE: f"quire {verb}"}
+    become([sys.executable, "-m", module, *arguments], environ)

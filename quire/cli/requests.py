@@ -21,7 +21,7 @@ from quire.cli.console import (
     text_file,
 )
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_PARTIAL
-from quire.client.client import Handle
+from quire.client.client import Client, Handle
 from quire.errors import BrokerUnavailable, InvalidRequest, ProtocolError, RequestFailed
 from quire.queue.side import Side
 from quire.wire.arguments import RequestArguments
@@ -127,7 +127,7 @@ def add_tail(parser: argparse.ArgumentParser) -> None:
 def run_tail(arguments: argparse.Namespace, console: Console) -> int:
     """Prints chunks; with --json one record for each, and a last one for the end."""
     client = client_of(arguments)
-    handle, flags = client.attach(arguments.id), flags_of(arguments)
+    handle, flags = _known(client, arguments.id), flags_of(arguments)
     return _exit_code([_tail(handle, console, after=arguments.after, flags=flags)])
 
 
@@ -141,7 +141,7 @@ def add_result(parser: argparse.ArgumentParser) -> None:
 def run_result(arguments: argparse.Namespace, console: Console) -> int:
     """Prints the text, or the whole completion with --json."""
     client = client_of(arguments)
-    handle, flags = client.attach(arguments.id), flags_of(arguments)
+    handle, flags = _known(client, arguments.id), flags_of(arguments)
     return _exit_code([_result(handle, console, timeout=arguments.timeout, flags=flags)])
 
 
@@ -219,6 +219,13 @@ def _request_of(arguments: argparse.Namespace, prompt: str) -> RequestArguments:
         "headers": {"traceparent": arguments.traceparent} if arguments.traceparent else None,
     }
     return subject
+
+
+def _known(client: Client, request_id: str) -> Handle:
+    """A request that is there: of no other could be said that it continues. UnknownRequest."""
+    handle = client.attach(request_id)
+    handle.status()
+    return handle
 
 
 def _tail(handle: Handle, console: Console, *, after: int = 0, flags: str) -> bool:
@@ -307,10 +314,18 @@ def _everything(broker: Side, request_id: str, *, content: bool) -> dict[str, An
                 text, seen = text + item.text, item.end
         if completion is not None:
             break
-    found["completion"] = plain(completion)
+    found["completion"] = _without_output(completion)
     if content:
         found["text"] = text
     return found
+
+
+def _without_output(completion: Completion | None) -> dict[str, Any] | None:
+    """The completion without output that it does not have: the log has it, in chunks."""
+    if completion is None:
+        return None
+    empty = {name for name in ("text", "token_ids") if not getattr(completion, name)}
+    return {name: value for name, value in plain(completion).items() if name not in empty}
 
 
 def _without_content(request: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Suggests the other scheme of a url if a server does not answer: with TLS, or without.
+"""Suggests what may help if no server answers at a url: the other scheme, or to start one here.
 
 A client with TLS waits in vain for a server without it. A server with TLS closes the connection of
 a client without it. In both cases the error does not name the cause; the url helps to guess it.
@@ -6,6 +6,7 @@ a client without it. In both cases the error does not name the cause; the url he
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Iterator
 
@@ -15,18 +16,25 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from quire.transport.connection import is_of_stranger
 
+#: How what follows `://` begins if it names this machine.
+_LOCAL = re.compile(r"(?:[^/?#]*@)?(?:127\.0\.0\.1|localhost|\[::1\])(?=[:/?#]|$)")
 
-def scheme_hint(url: str, error: BaseException) -> str:
-    """A clause to add to the message of the error; empty if the scheme is not the cause.
+
+def url_hint(url: str, error: BaseException) -> str:
+    """A clause to add to the message of the error; empty if neither is known to help.
 
     `error` is redis-py's, or ours with that as its cause.
     """
-    scheme, _, _ = url.partition("://")
+    scheme, _, place = url.partition("://")
     kind, plus, transport = scheme.partition("+")
     if kind == "rediss" and _may_lack_tls(error):
         return f"; if this server has no TLS, begin the url with `redis{plus}{transport}://`"
     if kind == "redis" and _may_need_tls(error):
         return f"; if this server has TLS, begin the url with `rediss{plus}{transport}://`"
+    if _LOCAL.match(place) and any(
+        isinstance(e, ConnectionRefusedError) for e in _with_causes(error)
+    ):
+        return "; start one: `quire serve` or `quire local`"
     return ""
 
 

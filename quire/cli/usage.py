@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
+#: Has the words with which a person has started a program, for its usage line. It is no setting.
+COMMAND_VARIABLE = "_QUIRE_COMMAND"
 #: Patterns of secrets in urls, with their replacements. They also match malformed urls: a url that
 #: was put in the wrong argument may be misspelt as well.
 _SECRETS = (

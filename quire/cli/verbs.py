@@ -66,7 +66,7 @@ VERBS = (
     Verb("schema", "local", "print the JSON schema of a request"),
     Verb("serve", "serve.command", "serve a model on this machine, with all that it needs"),
     Verb("local", "local", "run a Redis on this machine: an installed one, or Valkey's package"),
-    Verb("config", "programs", "show a worker's settings", passes_on=True),
+    Verb("config", "programs", "with `show`: print a worker's settings", passes_on=True),
     Verb("worker", "programs", "run a worker", passes_on=True),
     Verb("gateway", "programs", "serve OpenAI's API", passes_on=True),
     Verb("batcher", "programs", "run the batches that callers create over HTTP", passes_on=True),
@@ -164,9 +164,9 @@ def _guarded(
 
 
 def _hint(arguments: argparse.Namespace, error: Exception) -> str:
-    from quire.cli.schemes import scheme_hint
+    from quire.cli.schemes import url_hint
 
-    return scheme_hint(getattr(arguments, "redis_url", None) or "", error)
+    return url_hint(getattr(arguments, "redis_url", None) or "", error)
 
 
 def _discard_stdout() -> None:

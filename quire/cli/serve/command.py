@@ -6,23 +6,25 @@ import argparse
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from quire.cli.console import Console, add_server, url_of
+from quire.cli.console import Console, add_server, sides_of, url_of
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK
-from quire.cli.local import DATA, lock_of
+from quire.cli.local import DATA, FOLDER_TAKEN, lock_of
 from quire.cli.programs import CONSOLE_PORT, GATEWAY_PORT
 from quire.cli.serve import plan
 from quire.cli.serve.child import Child, Program
-from quire.cli.serve.model import find_model
+from quire.cli.serve.model import Model, find_model
 from quire.cli.serve.output import lasting_output
 from quire.cli.serve.screen import PROGRESS_SECONDS, Screen
 from quire.cli.serve.supervisor import ProgramFailed, Supervisor
 from quire.cli.sources import known_settings, program_setting, values_of_variables, without_password
 from quire.cli.usage import positive
-from quire.errors import InvalidRequest
+from quire.errors import InvalidRequest, QuireError
+from quire.queue.roles import Observer
 from quire.transport.connection import connect
 from quire.transport.local_redis import trouble_of
 
@@ -80,9 +82,18 @@ def run_serve(arguments: argparse.Namespace, console: Console) -> int:
     """Starts all programs, and keeps them running until a signal comes."""
     plan.require_libraries()
     model = find_model(arguments.model, console.tell)
+    folder = _folder_of(arguments)
+    # Before anything is said of ports: without its folder the command starts nothing.
+    with _owned(folder, with_data=arguments.redis_url is None) as lock:
+        return _run(arguments, console, model, folder, lock)
+
+
+def _run(
+    arguments: argparse.Namespace, console: Console, model: Model, folder: Path, lock: int | None
+) -> int:
     others = _gateway_and_console(arguments, console)
-    server = _server_of(arguments, console)
-    logs = _folder_of(arguments) / "logs"
+    server = _server_of(arguments, console, folder, lock)
+    logs = folder / "logs"
     screen = Screen(
         console,
         model,
@@ -104,7 +115,8 @@ def run_serve(arguments: argparse.Namespace, console: Console) -> int:
         for number in range(arguments.workers)
     ]
     programs = [each.with_environment(environ) for each in [*others, *workers]]
-    return _serve(server, programs, logs, screen, console)
+    waiting = partial(_tell_of_waiting, server.url, arguments, screen)
+    return _serve(server, programs, logs, screen, console, waiting)
 
 
 def _gateway_and_console(arguments: argparse.Namespace, console: Console) -> list[Program]:
@@ -120,23 +132,26 @@ def _gateway_and_console(arguments: argparse.Namespace, console: Console) -> lis
 
 
 def _serve(
-    server: _Server, programs: list[Program], logs: Path, screen: Screen, console: Console
+    server: _Server,
+    programs: list[Program],
+    logs: Path,
+    screen: Screen,
+    console: Console,
+    tell_of_waiting: Callable[[], None],
 ) -> int:
     began = time.monotonic()
     supervised = Supervisor(logs, tell=screen.tell, hear=screen.hear, show=screen.show)
-    with _owned(logs), lasting_output(), supervised as supervisor:
+    with lasting_output(), supervised as supervisor:
         try:
             if server.program is not None:
                 child = supervisor.start(server.program)
                 _wait_for_server(supervisor, server.url, child)
             if not supervisor.num_stops:
+                tell_of_waiting()
                 for program in programs:
                     supervisor.start(program)
-            while not supervisor.num_stops and supervisor.keeps("worker"):
-                screen.waiting(supervisor.running("worker"))
-                supervisor.turn(PROGRESS_SECONDS)
-            if supervisor.num_stops:
-                screen.stopping(time.monotonic() - began)
+            _keep(supervisor, screen)
+            screen.stopping(time.monotonic() - began)
             is_drained = supervisor.drain(_END)
         except ProgramFailed as failed:
             console.complain(failed)
@@ -147,18 +162,45 @@ def _serve(
         return EXIT_OK if is_drained else EXIT_ERROR
 
 
-@contextlib.contextmanager
-def _owned(logs: Path) -> Iterator[None]:
-    """Two commands would rename each other's logs: inside this context there is one.
+def _keep(supervisor: Supervisor, screen: Screen) -> None:
+    """Returns at a signal. Others may use Redis and the gateway, also after the last worker."""
+    while not supervisor.num_stops:
+        if supervisor.keeps("worker"):
+            screen.waiting(supervisor.running("worker"))
+        else:
+            screen.without_workers()
+        supervisor.turn(PROGRESS_SECONDS)
 
-    The lock of the data does not do: with --redis-url the server in that folder is another one's.
-    FolderUnusable.
+
+def _tell_of_waiting(url: str, arguments: argparse.Namespace, screen: Screen) -> None:
+    """Says how many requests wait already: perhaps they were sent for another model."""
+    own = {**vars(arguments), "redis_url": url, "redis_password": None}
+    # A user that may not look can serve all the same.
+    with contextlib.suppress(QuireError):
+        sides = sides_of(Observer, argparse.Namespace(**own), retry_seconds=0.0)
+        screen.queued(sum(sum(side.queue_depth().values()) for side in sides), arguments.queue)
+
+
+@contextlib.contextmanager
+def _owned(folder: Path, *, with_data: bool) -> Iterator[int | None]:
+    """Inside this context no other command has the logs in a folder, nor the data, if asked for.
+
+    Gives the lock of the data, which the server inherits. That of the logs is another one, because
+    with --redis-url the server in that folder is another one's. FolderUnusable.
     """
-    lock = lock_of(logs, holder="another `quire serve` has its logs")
-    try:
-        yield
-    finally:
-        os.close(lock)
+    advice = (
+        f"name another folder with --data, and to use the server there also --redis-url "
+        f"redis://{_LOCAL_HOST}:{plan.REDIS_PORT}/0"
+    )
+    with contextlib.ExitStack() as locks:
+        data = None
+        if with_data:
+            data = lock_of(folder, holder=FOLDER_TAKEN, advice=advice)
+            locks.callback(os.close, data)
+        # Two commands would rename each other's logs.
+        holder = "another `quire serve` has its logs"
+        locks.callback(os.close, lock_of(folder / "logs", holder=holder))
+        yield data
 
 
 def _wait_for_server(supervisor: Supervisor, url: str, child: Child) -> None:
@@ -168,15 +210,19 @@ def _wait_for_server(supervisor: Supervisor, url: str, child: Child) -> None:
             supervisor.turn(_POLL_SECONDS)
 
 
-def _server_of(arguments: argparse.Namespace, console: Console) -> _Server:
-    """The server that flag, variable or file name, once it answers; else one to start."""
-    if arguments.redis_url is None:
+def _server_of(
+    arguments: argparse.Namespace, console: Console, folder: Path, lock: int | None
+) -> _Server:
+    """The server that flag, variable or file name, once it answers; else one to start.
+
+    `lock`: that of the data in the folder, if one is to start.
+    """
+    if lock is not None:
         wanted, usual = arguments.redis_port, plan.REDIS_PORT
         port = plan.port_of("--redis-port", wanted, usual, _LOCAL_HOST, console.tell)
         if wanted is None and port != usual:
             console.tell(f"to use the server there: --redis-url redis://{_LOCAL_HOST}:{usual}/0")
-        folder = _folder_of(arguments)
-        kind, program = plan.own_server(port, folder)
+        kind, program = plan.own_server(port, folder, lock)
         return _Server(f"redis://{_LOCAL_HOST}:{port}/0", f"{kind}, data in {folder}", program)
     source = _source_of(arguments.redis_url)
     if arguments.redis_port is not None:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from quire.cli.local import lock_of, server_command
+from quire.cli.local import server_command
 from quire.cli.programs import environment_of_programs
 from quire.cli.serve.child import Program
 from quire.cli.serve.model import Model
@@ -74,13 +74,12 @@ def _trouble(host: str, port: int) -> str | None:
     return None
 
 
-def own_server(port: int, folder: Path) -> tuple[str, Program]:
-    """The kind of this machine's server for Redis, and how it is started. NoServer, FolderUnusable.
+def own_server(port: int, folder: Path, lock: int) -> tuple[str, Program]:
+    """The kind of this machine's server for Redis, and how it is started. NoServer.
 
-    The lock of the folder is taken, and the server keeps it.
+    The server keeps the lock of the folder, also where the command is killed.
     """
     kind, command = server_command(port, folder)
-    lock = lock_of(folder)
     # A server that is asked to end writes what it has; one that is killed may lose a second of it.
     program = Program("redis", "redis", command, at_orphanage=signal.SIGTERM, kept_open=(lock,))
     return kind, program

@@ -19,6 +19,8 @@ PROGRESS_SECONDS = 1.0
 PLAIN_PROGRESS_SECONDS = 15.0
 #: How the event of a worker begins that says why loading takes longer this time.
 _LONG = "compiling "
+#: The events of a worker that loses Redis and has it again.
+_OUTAGE, _OUTAGE_END = "redis unavailable", "redis is back"
 #: The event that also ends the command, which then tells its reason.
 _REFUSED = "worker cannot serve"
 
@@ -52,6 +54,7 @@ class Screen:
         self._addresses: dict[str, str] = {}
         self._ready: set[str] = set()
         self._has_addresses, self._has_call = False, False
+        self._has_no_worker, self._is_without_redis = False, False
         #: What a worker says of its model: name, what it makes, whether it knows chats.
         self._served: Mapping[str, Any] | None = None
         #: What each worker has said of its load.
@@ -81,6 +84,8 @@ class Screen:
             self._printed = -PLAIN_PROGRESS_SECONDS
         elif what == "draining":
             self._hear_draining(child, event)
+        elif what in (_OUTAGE, _OUTAGE_END):
+            self._hear_of_redis(child, event, is_away=what == _OUTAGE)
         elif level in ("error", "critical") and what != _REFUSED and not self._is_verbose:
             reason = str(event.get("reason") or event.get("error") or "").strip()
             self.tell(f"{child.name}: {what}{f': {reason}' if reason else ''}; see {self._logs}")
@@ -107,7 +112,26 @@ class Screen:
 
     def stopping(self, seconds: float) -> None:
         """Says what a first signal does."""
-        self.tell(f"draining after {seconds:.0f} s; Ctrl-C again ends it at once")
+        self.tell(f"draining (it has run {seconds:.0f} s); Ctrl-C again ends it at once")
+
+    def queued(self, num_requests: int, queue: str) -> None:
+        """Says that requests wait, if any does: perhaps they were sent for another model."""
+        if num_requests:
+            verbs = ("waits", "goes") if num_requests == 1 else ("wait", "go")
+            self.tell(
+                f"{num_requests} request{'s' if num_requests > 1 else ''} {verbs[0]} in the queue "
+                f"{queue!r} and {verbs[1]} to this model; "
+                "--queue NAME keeps models apart"
+            )
+
+    def without_workers(self) -> None:
+        """Says once that the last worker has ended as it was asked to."""
+        if not self._has_no_worker:
+            self._has_no_worker = True
+            self.tell(
+                "no worker is left, and requests wait until one is started; "
+                "all else goes on; Ctrl-C ends all"
+            )
 
     def stopped(self, *, is_drained: bool) -> None:
         """The last line."""
@@ -123,7 +147,18 @@ class Screen:
         seconds = time.monotonic() - self._began
         of = f" ({len(self._ready)} of {self._num_workers})" if self._num_workers > 1 else ""
         when = "again" if is_again else f"after {seconds:.1f} s{of}"
-        self.tell(f"{child.name}, process {child.process_id}, is ready {when}")
+        known = f"; `quire status` calls it {event['worker']}"
+        self.tell(f"{child.name}, process {child.process_id}, is ready {when}{known}")
+
+    def _hear_of_redis(self, child: Child, event: Mapping[str, Any], *, is_away: bool) -> None:
+        """Each call of each worker notices an outage; a person is told of it once."""
+        if is_away == self._is_without_redis:
+            return
+        self._is_without_redis = is_away
+        if is_away:
+            self.tell(f"{child.name}: {event['error']}; it tries again until that works")
+        else:
+            self.tell(f"{child.name}: Redis is back after {event['away_seconds']:.0f} s")
 
     def _hear_draining(self, child: Child, event: Mapping[str, Any]) -> None:
         num = event.get("open_answers", event.get("claims", 0))

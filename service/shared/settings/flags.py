@@ -1,13 +1,14 @@
 """The command line of a process, with a flag for each of its settings."""
 
 import argparse
+import os
 from collections.abc import Mapping
 from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from quire.cli.usage import Parser
+from quire.cli.usage import COMMAND_VARIABLE, Parser
 
 #: The fields of each section.
 Sections = Mapping[str, Mapping[str, FieldInfo]]
@@ -18,7 +19,7 @@ def make_parser(
 ) -> argparse.ArgumentParser:
     """A parser with one flag per field; flags that are not given are absent from the result."""
     parser = Parser(
-        prog=program,
+        prog=os.environ.get(COMMAND_VARIABLE, program),
         description=purpose,
         epilog=f"Each flag can also be set as {prefix}<NAME> or in quire.toml; flags win.",
         argument_default=argparse.SUPPRESS,

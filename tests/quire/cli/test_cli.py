@@ -144,6 +144,8 @@ def test_submit_prints_ids_that_result_tail_and_inspect_take(quire, worker):
     (found,) = records(quire("inspect", request_id, "--json")[1])
     assert (found["priority"], found["published"], found["log_entries"]) == ("high", 3, 4)
     assert found["completion"]["finish_reason"] == "eos"
+    # The completion has none of its own: `result` puts the chunks together.
+    assert not {"text", "token_ids"} & found["completion"].keys()
     assert "text" not in found and 0 < found["expires_seconds"] <= 3600
 
 

@@ -87,6 +87,14 @@ def test_nobody_is_waited_for_who_is_unknown_silent_or_gone(drain, real_broker, 
     assert real_broker.control().drain_wishes == frozenset()
 
 
+def test_the_names_that_there_are_follow_one_that_nobody_has(drain, real_broker, capsys):
+    assert main(["drain", "worker-1"]) == 1
+    assert "no worker has the name worker-1; none is alive\n" in capsys.readouterr().err
+    real_broker.beat_worker("host-1", "ready", {})
+    assert main(["drain", "worker-1"]) == 1
+    assert "no worker has the name worker-1; there are host-1\n" in capsys.readouterr().err
+
+
 def test_the_wish_stands_when_nobody_waits_any_longer(drain, real_broker):
     real_broker.beat_worker("a", "ready", {})
     real_broker.beat_worker("b", "ready", {})

@@ -45,6 +45,16 @@ def test_what_it_was_given_is_there_after_a_restart(tmp_path):
         assert client.get("key") == "value"
 
 
+def test_where_it_listens_is_told_and_its_log_does_not_hide_that(monkeypatch, capsys, tmp_path):
+    real_program()
+    commands = []
+    monkeypatch.setattr(module, "become", commands.append)
+    main(["local", "--port", "1", "--data", str(tmp_path)])
+    err = capsys.readouterr().err
+    assert err.endswith(f" at redis://127.0.0.1:1/0, data in {tmp_path}; Ctrl-C ends it\n")
+    assert commands[0][-2:] == ["--loglevel", "warning"]
+
+
 def test_without_a_server_it_says_what_to_install(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(local_redis, "server_program", lambda: None)
     assert main(["local", "--data", str(tmp_path)]) == 1
@@ -55,7 +65,7 @@ def test_a_second_server_on_the_same_data_is_refused(tmp_path, capsys):
     real_program()
     with local(tmp_path):
         assert main(["local", "--port", "1", "--data", str(tmp_path)]) == 1
-    assert f"another server has its data in {tmp_path}" in capsys.readouterr().err
+    assert f"already runs with the data in {tmp_path}: use that one" in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_one_is_named(tmp_path, capsys):

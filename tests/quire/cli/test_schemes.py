@@ -5,7 +5,7 @@ import ssl
 import pytest
 from redis import exceptions
 
-from quire.cli.schemes import scheme_hint
+from quire.cli.schemes import url_hint
 from quire.transport.connection import translated
 
 PLAIN = "; if this server has no TLS, begin the url with `redis://`"
@@ -52,13 +52,20 @@ OTHER = {
 def test_the_other_scheme_is_named_where_it_may_be_the_right_one(name):
     error = (CUT_OFF | IN_VAIN | OTHER)[name]
     for told in (error, translated(error)):
-        assert scheme_hint("redis://h:1/0", told) == (SECURED if name in CUT_OFF else "")
-        assert scheme_hint("rediss://h:1/0", told) == (PLAIN if name in IN_VAIN else "")
-        assert scheme_hint("unix:///socket", told) == ""
+        assert url_hint("redis://h:1/0", told) == (SECURED if name in CUT_OFF else "")
+        assert url_hint("rediss://h:1/0", told) == (PLAIN if name in IN_VAIN else "")
+        assert url_hint("unix:///socket", told) == ""
 
 
 def test_behind_sentinels_it_is_the_scheme_of_theirs():
-    hint = scheme_hint("redis+sentinel://a:1/shop", CUT_OFF["closed"])
+    hint = url_hint("redis+sentinel://a:1/shop", CUT_OFF["closed"])
     assert hint == SECURED.replace("rediss", "rediss+sentinel")
-    hint = scheme_hint("rediss+sentinel://a:1/shop", IN_VAIN["no handshake"])
+    hint = url_hint("rediss+sentinel://a:1/shop", IN_VAIN["no handshake"])
     assert hint == PLAIN.replace("redis:", "redis+sentinel:")
+
+
+@pytest.mark.parametrize("place", ["127.0.0.1:6379/0", "localhost", "me:hush@[::1]:1", "h:1"])
+def test_where_this_machine_refuses_it_is_told_how_to_start_a_server(place):
+    told = "" if place == "h:1" else "; start one: `quire serve` or `quire local`"
+    assert url_hint(f"redis://{place}", OTHER["refused"]) == told
+    assert url_hint(f"redis://{place}", OTHER["slow"]) == ""

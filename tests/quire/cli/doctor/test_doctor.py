@@ -106,7 +106,7 @@ def test_doctor_checks_a_gguf_file(quire, tmp_path, monkeypatch):
     file.write_bytes(b"GGUF" + bytes(2_000_000))
     monkeypatch.setattr("quire.cli.model_files.GGUF_LIBRARIES", ("json",))
     found = quire("doctor", "--no-torch", "--model", str(file))[1]
-    assert f"ok    model: {file}, 2.0 MB\n" in found
+    assert f"ok    model: {file}, 2.0 MB\n      -> only its first bytes were read" in found
     monkeypatch.setattr("quire.cli.model_files.GGUF_LIBRARIES", ("not_installed_here",))
     found = quire("doctor", "--no-torch", "--model", str(file))[1]
     assert "warn  model: " in found and "not_installed_here is not installed" in found

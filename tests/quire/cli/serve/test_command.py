@@ -1,5 +1,6 @@
 """Which server for Redis is used, and whose it is said to be."""
 
+import argparse
 import os
 import socket
 from types import SimpleNamespace
@@ -7,8 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from quire.cli import main
+from quire.cli.console import Console
 from quire.cli.local import FolderUnusable, lock_of
 from quire.cli.serve import command, plan
+from quire.cli.serve.screen import Screen
+from tests.quire.builders import make_request
 
 
 @pytest.fixture
@@ -19,7 +23,7 @@ def served(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     found = []
 
-    def keep(server, programs, logs, screen, console):
+    def keep(server, programs, *_):
         found[:] = server, programs
         return 0
 
@@ -60,8 +64,6 @@ def test_where_another_server_has_the_usual_port_it_is_said_how_to_use_that_one(
     assert f"port {port} is taken, so " in told
     assert f"to use the server there: --redis-url redis://127.0.0.1:{port}/0\n" in told
     assert not server.url.startswith(f"redis://127.0.0.1:{port}")
-    for lock in server.program.kept_open:
-        os.close(lock)
 
 
 @pytest.mark.real_redis
@@ -74,24 +76,74 @@ def test_without_a_name_a_server_is_started_whose_folder_no_other_can_have(
     assert str(folder) in server.program.command and "--appendonly" in server.program.command
     names = ["gateway", "console", "worker-1", "worker-2"]
     assert [each.name for each in programs] == names
-    assert main(["serve", "--data", str(folder), "--redis-port", "0"]) == 1
-    assert "another server has its data in" in capsys.readouterr().err
-    for lock in server.program.kept_open:
-        os.close(lock)
 
 
-def test_two_commands_do_not_rename_each_others_logs(tmp_path, monkeypatch):
-    def start(*_, **__):
-        raise AssertionError("a program is started")
+def test_a_folder_of_another_run_is_refused_before_ports_are_chosen(tmp_path, monkeypatch, capsys):
+    def port_of(*_):
+        raise AssertionError("a port is chosen")
 
-    logs = tmp_path / "data" / "logs"
-    screen = SimpleNamespace(tell=None, hear=None, show=None)
-    monkeypatch.setattr(command.Supervisor, "start", start)
-    other = lock_of(logs)
-    with pytest.raises(FolderUnusable, match=rf"^another `quire serve` .* in {logs}: .*\(--data\)"):
-        command._serve(None, [], logs, screen, None)
+    monkeypatch.setattr(plan, "port_of", port_of)
+    other = lock_of(tmp_path)
+    assert main(["serve", "--data", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == (
+        f"error: `quire serve` or `quire local` already runs with the data in {tmp_path}: name "
+        "another folder with --data, and to use the server there also --redis-url "
+        "redis://127.0.0.1:6379/0\n"
+    )
     os.close(other)
-    # The lock is that of the run, and the next one can have it.
+
+
+@pytest.mark.parametrize("flags", [(), ("--redis-url", "redis://127.0.0.1:1")])
+def test_two_commands_do_not_rename_each_others_logs(tmp_path, monkeypatch, capsys, flags):
+    monkeypatch.delenv("QUIRE_REDIS_URL", raising=False)
+    logs = tmp_path / "logs"
+    other = lock_of(logs)
+    assert main(["serve", "--data", str(tmp_path), *flags]) == 1
+    assert f"another `quire serve` has its logs in {logs}: use" in capsys.readouterr().err
+    os.close(other)
+    # The locks are those of the run, and the next one can have them.
     for _ in range(2):
-        with command._owned(logs), pytest.raises(FolderUnusable):
+        with command._owned(tmp_path, with_data=True), pytest.raises(FolderUnusable):
             lock_of(logs)
+
+
+class Scripted:
+    """A supervisor whose workers have all been drained, until a signal comes at the third turn."""
+
+    def __init__(self):
+        self.num_stops, self.turns = 0, 0
+
+    def keeps(self, kind):
+        return False
+
+    def turn(self, _):
+        self.turns += 1
+        self.num_stops = int(self.turns == 3)
+
+
+def test_without_a_worker_all_else_goes_on_until_a_signal(capsys):
+    settings = dict.fromkeys(("redis", "redis_url", "logs", "num_workers", "needs_key"))
+    screen = Screen(Console(), None, is_verbose=False, **settings)
+    supervisor = Scripted()
+    command._keep(supervisor, screen)
+    assert supervisor.turns == 3
+    assert capsys.readouterr().err == (
+        "no worker is left, and requests wait until one is started; all else goes on; "
+        "Ctrl-C ends all\n"
+    )
+
+
+@pytest.mark.real_redis
+def test_what_waits_already_is_told_because_this_model_answers_it(real_broker, real_server, capsys):
+    told = []
+    screen = SimpleNamespace(queued=lambda *what: told.append(what))
+    queue = real_broker.keys.queue
+    arguments = argparse.Namespace(
+        queue=queue, shards=1, durations={}, redis_url=None, redis_password=None
+    )
+    command._tell_of_waiting(real_server.url, arguments, screen)
+    real_broker.submit(make_request(id="r"))
+    command._tell_of_waiting(real_server.url, arguments, screen)
+    assert told == [(0, queue), (1, queue)]
+    command._tell_of_waiting("redis://127.0.0.1:1/0", arguments, screen)
+    assert len(told) == 2

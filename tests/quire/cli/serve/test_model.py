@@ -42,11 +42,13 @@ def test_without_a_name_it_is_the_variable_s_model_and_then_abacus(monkeypatch):
         ("", "its name is empty; name a folder"),
         ("x.gguf", "x.gguf cannot be read: No such file or directory; name a folder"),
         ("here/model", "no folder here/model"),
+        ("README.md", "README.md is a file, and its name does not end with .gguf; name a folder"),
         ("here", r"here lacks config.json, \*.safetensors, tokenizer.json$"),
     ],
 )
 def test_what_cannot_be_a_model_is_refused_with_what_can(name, fault):
     Path("here").mkdir()
+    Path("README.md").touch()
     with pytest.raises(InvalidRequest, match=f"^model: {fault}"):
         found(name)
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,10 +51,15 @@ def test_a_run_ends_as_it_should_where_its_terminal_is_closed(
     monkeypatch.setattr(sys, "stderr", Terminal(closed_terminal))
     console = Console(has_terminal=True)
     screen = SimpleNamespace(
-        tell=console.tell, hear=None, show=None, stopped=lambda **_: console.tell("drained")
+        tell=console.tell,
+        hear=None,
+        show=None,
+        without_workers=lambda: os.kill(os.getpid(), signal.SIGTERM),
+        stopping=lambda _: console.tell("draining"),
+        stopped=lambda **_: console.tell("drained"),
     )
     server = command._Server("", "", None)
-    assert command._serve(server, [], tmp_path, screen, console) == 0
+    assert command._serve(server, [], tmp_path, screen, console, lambda: None) == 0
 
 
 def test_a_pipe_whose_reader_has_ended_takes_all_that_is_written(pipe_without_reader, monkeypatch):

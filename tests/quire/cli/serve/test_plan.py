@@ -39,12 +39,13 @@ def test_a_port_that_is_taken_is_replaced_and_told_unless_it_was_asked_for(taken
     assert plan.port_of("--port", 0, taken, "127.0.0.1", told.append) not in (taken, 0)
 
 
-def test_a_variable_asks_for_a_port_as_a_flag_does(taken, monkeypatch, capsys):
+def test_a_variable_asks_for_a_port_as_a_flag_does(taken, monkeypatch, capsys, tmp_path):
+    serve = ["serve", "--data", str(tmp_path / "data")]
     monkeypatch.setenv("QUIRE_GATEWAY_HTTP_PORT", str(taken))
-    assert main(["serve"]) == 2
+    assert main(serve) == 2
     assert f"error: --port: cannot listen on 127.0.0.1:{taken}" in capsys.readouterr().err
     monkeypatch.setenv("QUIRE_GATEWAY_HTTP_PORT", "x")
-    assert main(["serve"]) == 2
+    assert main(serve) == 2
     assert "error: http_port of the gateway: x is not a port" in capsys.readouterr().err
 
 
@@ -124,7 +125,8 @@ def test_an_extra_that_is_missing_is_told_with_how_to_install_it(monkeypatch, ca
         (["--redis-url", "http://h"], "redis-url: the url must begin with"),
     ],
 )
-def test_a_server_that_is_named_must_be_there(flags, message, capsys):
+def test_a_server_that_is_named_must_be_there(flags, message, capsys, tmp_path):
+    flags = [*flags, "--data", str(tmp_path / "data")]
     assert main(["serve", "--port", "0", "--console-port", "0", *flags]) in (1, 2)
     assert message in capsys.readouterr().err
 

@@ -1,6 +1,7 @@
 """What a person is told: addresses, a call that fits the model, progress and troubles."""
 
 import json
+import re
 import shlex
 from types import SimpleNamespace
 
@@ -12,7 +13,13 @@ from quire.cli.serve.model import Model
 from quire.cli.serve.screen import Screen, first_call
 
 MODEL = Model("owner/one", "one")
-TEXT = {"event": "worker ready", "model": "one", "makes": "text", "has_chats": True}
+TEXT = {
+    "event": "worker ready",
+    "worker": "host-7",
+    "model": "one",
+    "makes": "text",
+    "has_chats": True,
+}
 GATEWAY = {"event": "gateway ready", "http_host": "0.0.0.0", "http_port": 81}
 CONSOLE = {"event": "console ready", "http_host": "::1", "http_port": 82}
 
@@ -44,7 +51,11 @@ def test_the_addresses_come_first_and_then_the_call_when_a_worker_is_ready(scree
     words = shlex.split(out)
     assert words[:2] == ["curl", "http://127.0.0.1:81/v1/chat/completions"]
     assert json.loads(words[-1])["messages"][0]["role"] == "user"
-    assert "worker-1, process 7, is ready after" in err
+    assert re.fullmatch(
+        r"worker-1, process 7, is ready after \d\.\d s; `quire status` calls it host-7\n"
+        r"Ctrl-C drains and ends\n",
+        err,
+    )
     screen.hear(child("worker-1"), TEXT)
     out, err = capsys.readouterr()
     assert out == "" and "is ready again" in err
@@ -140,6 +151,33 @@ def test_logs_are_printed_if_they_are_asked_for(screen_of, capsys):
     screen_of().show("redis", "a line")
     screen_of(is_verbose=True).show("redis", "a line")
     assert capsys.readouterr().err == "redis: a line\n"
+
+
+def test_a_loss_of_redis_is_told_once_and_its_return_too(screen_of, capsys):
+    screen = screen_of()
+    lost = {"event": "redis unavailable", "level": "warning", "error": "Redis cannot be reached"}
+    back = {"event": "redis is back", "level": "info", "away_seconds": 7.2}
+    for event in (back, lost, lost, back, back, lost):
+        screen.hear(child("worker-1"), event)
+    away = "worker-1: Redis cannot be reached; it tries again until that works\n"
+    assert capsys.readouterr().err == f"{away}worker-1: Redis is back after 7 s\n{away}"
+
+
+@pytest.mark.parametrize(
+    ("number", "told"), [(0, ""), (1, "1 request waits"), (3, "3 requests wait")]
+)
+def test_what_waits_is_told_if_anything_does(screen_of, capsys, number, told):
+    screen_of().queued(number, "q")
+    assert capsys.readouterr().err == (
+        told
+        and f"{told} in the queue 'q' and go{'es' if number == 1 else ''} to this model; "
+        "--queue NAME keeps models apart\n"
+    )
+
+
+def test_the_first_signal_says_what_it_does(screen_of, capsys):
+    screen_of().stopping(41.2)
+    assert capsys.readouterr().err == ("draining (it has run 41 s); Ctrl-C again ends it at once\n")
 
 
 def test_a_drain_says_what_it_waits_for(screen_of, capsys):
