@@ -182,7 +182,7 @@ def _write_real_model(folder: Path) -> None:
 
     file = fetch.fetch(fetch.MODELS[REAL_MODEL.lower()])
     names = {"gguf_file": file.name}
-    # One that was loaded from quantised weights says so in its configuration, and cannot be saved.
+    # One that was loaded from quantized weights says so in its configuration, and cannot be saved.
     loaded = AutoModelForCausalLM.from_pretrained(file.parent, **names, dtype=torch.bfloat16)
     config = AutoConfig.from_pretrained(file.parent, **names)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)

@@ -41,6 +41,12 @@ _OF_DELIVERY = {"priority", "deadline", "metadata", "headers"}
 #: The types of the missing values of pandas.
 _MISSING = ("NAType", "NaTType")
 
+#: A weak model may write digits without end where a constraint allows it.
+_UNBOUNDED = (
+    "no `max_tokens` was set, so the output went on to the end of the context, or to the bound of "
+    "the queue: set one"
+)
+
 #: Hex digits of what names a prompt in the id of its request.
 ID_DIGITS = 24
 
@@ -85,11 +91,13 @@ class Row:
 class RunPlan:
     """A run. `rows` makes a row for each prompt when it is asked for the next one.
 
-    A run that `is_named` is continued by other calls. `total` is the number of prompts, if known.
+    A run that `is_named` is continued by other calls; one that `is_bounded` sets `max_tokens`.
+    `total` is the number of prompts, if known.
     """
 
     name: str
     is_named: bool
+    is_bounded: bool
     rows: Iterator[Row]
     total: int | None
     parse: Callable[[str], Any] | None
@@ -129,6 +137,7 @@ class RunPlan:
         return cls(
             name=_checked_name(run),
             is_named=name is not None,
+            is_bounded=body.get("max_tokens") is not None,
             rows=_rows(prompts, body, given, run=run),
             total=len(prompts) if isinstance(prompts, Sized) else None,
             parse=parse,
@@ -156,7 +165,8 @@ class RunPlan:
         except RequestFailed as error:
             return Generation(row.index, row.completion, error=error)
         except ValueError as error:
-            return Generation(row.index, row.completion, error=_invalid(row.completion, error))
+            invalid = _invalid(row.completion, error, is_bounded=self.is_bounded)
+            return Generation(row.index, row.completion, error=invalid)
         return Generation(row.index, row.completion, parsed)
 
 
@@ -242,11 +252,11 @@ def _read_as(schema: Any) -> tuple[dict[str, Any], Callable[[str], Any]]:
         ) from error
 
 
-def _invalid(completion: Completion, error: ValueError) -> InvalidOutput:
+def _invalid(completion: Completion, error: ValueError, *, is_bounded: bool) -> InvalidOutput:
     """The error of an output that cannot be read as the schema says."""
     if completion.finish_reason is FinishReason.LENGTH:
-        tokens = completion.usage.completion_tokens
-        message = f"the output was cut after {tokens} tokens: raise max_tokens"
+        advice = "raise `max_tokens`" if is_bounded else _UNBOUNDED
+        message = f"the output was cut after {completion.usage.completion_tokens} tokens: {advice}"
     elif isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_input=False)[0]
         path = ".".join(map(str, first["loc"]))

@@ -97,7 +97,7 @@ def plots_of(samples: Sequence[Sample], *, sample_seconds: float) -> Sequence[Pl
         ("Tokens per second", "/s", None, (
             Series("generated", "running", column(lambda s: s.tokens_per_second)),
         )),
-        ("Ends per minute", "/min", None, (
+        ("Finished per minute", "/min", None, (
             Series("completed", "good", ends(State.COMPLETED)),
             Series("failed, cancelled, expired", "bad", ends(*others)),
         )),

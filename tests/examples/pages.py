@@ -37,9 +37,10 @@ def command(text: str, beginning: str, language: str = "") -> str:
 
 
 def process(line: str, *more: str, folder: Path | None = None) -> LoggedProcess:
-    """The process of a line `python -m <module> <flags>`, with more flags behind those."""
-    python, m, module, *flags = shlex.split(line)
-    assert (python, m) == ("python", "-m")
+    """The process of a line `quire <program> <flags>`, with more flags behind those."""
+    quire, program, *flags = shlex.split(line)
+    assert quire == "quire"
+    module = "service" if program == "worker" else f"service.{program}"
     if folder is not None:
         flags = [str(folder / flag) if (folder / flag).exists() else flag for flag in flags]
     return LoggedProcess(module, *flags, *more)

@@ -33,7 +33,7 @@ def server(monkeypatch) -> Iterator[LocalRedis]:
 
 @pytest.mark.processes
 def test_the_same_command_adds_a_worker_and_a_drain_takes_one_away(server, capsys):
-    line = command(SCALE_OUT, "python -m service")
+    line = command(SCALE_OUT, "quire worker")
     assert REDIS in line
     line = line.replace(REDIS, server.url)
     with Client(server.url) as client, process(line, "--worker-name", "first") as first:

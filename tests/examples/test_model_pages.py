@@ -32,7 +32,7 @@ def served(text, server, folder, capsys):
     """What the three commands of a page print: the check, and the answer of the worker."""
     assert typed(command(text, "quire doctor")) == EXIT_OK
     checked = capsys.readouterr().out
-    line = command(text, "python -m service")
+    line = command(text, "quire worker")
     assert REDIS in line
     with process(line.replace(REDIS, server.url), folder=folder) as worker:
         worker.wait_for_event("worker ready")

@@ -1,7 +1,5 @@
 """What the README and the tutorials show can be typed as it stands, and prints what they say."""
 
-import argparse
-import importlib
 import re
 import shlex
 import tomllib
@@ -14,6 +12,7 @@ from quire.cli.verbs import VERBS
 from quire.testing.in_memory import FakeQuire
 from quire.wire.protocol import GenerationRequest
 from service.worker.settings.config import Settings
+from tests.house.test_documents import parser_of
 from tests.service.builders import CHECKOUT
 
 README = (CHECKOUT / "README.md").read_text()
@@ -35,10 +34,7 @@ def lines_that_begin_with(command: str, text: str = PAGES) -> list[list[str]]:
 
 @pytest.mark.parametrize("arguments", lines_that_begin_with("quire"), ids=" ".join)
 def test_a_command_line_is_understood(arguments):
-    verb = next(verb for verb in VERBS if verb.name == arguments[0])
-    parser = argparse.ArgumentParser(exit_on_error=False)
-    getattr(importlib.import_module(f"quire.cli.{verb.module}"), f"add_{verb.function}")(parser)
-    assert parser.parse_args(arguments[1:])
+    assert parser_of(arguments[0]).parse_args(arguments[1:])
 
 
 def test_every_verb_of_the_command_is_named():
@@ -69,7 +65,7 @@ def test_the_environment_of_the_demo_has_what_the_readme_goes_on_to_use():
 
 def test_the_worker_is_started_by_flags_it_has():
     for text, count in ((README, 1), (WORKER_PAGE, 1), (TUTORIALS["first-job"], 2)):
-        commands = lines_that_begin_with("python -m service", text)
+        commands = lines_that_begin_with("quire worker", text)
         assert len(commands) == count
         assert {Settings.parser().parse_args(one).redis_url for one in commands} == {ADDRESS}
 

@@ -79,6 +79,7 @@ def test_the_program_for_go_prints_the_answer_and_repeats_it_under_its_key(serve
             assert printed(str(tmp_path / "ask")) == f"{ANSWER}\n"
         # The second call is the first one.
         assert len(list(client.ends(timeout=0))) == before + 1
+        assert printed(str(tmp_path / "ask"), PROMPT="12+34=") == "46\n"
 
 
 @pytest.fixture

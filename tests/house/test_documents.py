@@ -105,11 +105,24 @@ def joined_commands(text: str, folder: Path) -> list[str]:
     return [line for line in lines if re.search(r"python -m [^|;&`\n]*\bpython -m\b", line)]
 
 
+#: The settings whose flags a program takes that `quire` starts.
+PROGRAMS = {
+    "worker": Settings,
+    "gateway": GatewaySettings,
+    "console": ConsoleSettings,
+    "batcher": BatcherSettings,
+    "notifier": NotifierSettings,
+    "exporter": ExporterSettings,
+}
+
+
 @cache
 def parser_of(name: str) -> argparse.ArgumentParser:
     """The parser of a verb of `quire`."""
     if name == "config":
         return own_parser()
+    if name in PROGRAMS:
+        return PROGRAMS[name].parser()
     verb = next(verb for verb in VERBS if verb.name == name)
     parser = argparse.ArgumentParser()
     getattr(importlib.import_module(f"quire.cli.{verb.module}"), f"add_{verb.function}")(parser)
@@ -201,3 +214,8 @@ MISTAKES = {
 @pytest.mark.parametrize("law", LAWS)
 def test_of_three_names_on_a_page_the_two_wrong_ones_are_found(law):
     assert len(list(LAWS[law](MISTAKES[law], ROOT))) == 2
+
+
+def test_the_flags_of_a_program_are_those_of_its_settings():
+    text = "`quire worker --http-port 0 --batch 2` `quire gateway --http-port 0 --max-num-seqs 1`"
+    assert unknown_commands(text, ROOT) == ["--batch", "--max-num-seqs"]

@@ -132,7 +132,7 @@ def test_what_the_readme_shows_can_be_typed_and_prints_what_it_says(abacus: Serv
     readme = (CHECKOUT / "README.md").read_text()
     # That those of make are targets is a law of all pages, and tests/examples plays the demo.
     shown = [line.split()[0] for line in commands(readme)]
-    assert shown == ["make", "make", "quire", "curl", "python"]
+    assert shown == ["make", "make", "quire", "curl", "quire"]
     call = abacus.line("curl .*")[0]
     assert answer_of(call)["choices"][0]["message"]["content"] == "46"
     assert "answered with `46`" in readme
@@ -144,7 +144,7 @@ def test_what_the_readme_shows_can_be_typed_and_prints_what_it_says(abacus: Serv
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=CHECKOUT
     )
     assert f"prints `{done.stdout.strip()}`" in readme, done.stderr
-    with process(command(readme, "python -m").replace(REDIS, abacus.redis_url)) as added:
+    with process(command(readme, "quire worker").replace(REDIS, abacus.redis_url)) as added:
         added.wait_for_event("worker ready")
         queue = Queue.at(abacus.redis_url, name="default")
         assert len(queue.broker.workers()) == 2

@@ -207,9 +207,12 @@ def test_an_output_that_is_not_as_the_schema_says_has_its_own_error():
     with FakeQuire(answer=answer) as fake:
         cut, wrong = fake.client().generate(["cut", "wrong"], schema=Length, errors="return")
         assert isinstance(cut.error, InvalidOutput)
-        assert "raise max_tokens" in str(cut.error)
+        assert "no `max_tokens` was set" in str(cut.error)
+        assert "raise" not in str(cut.error)
         assert cut.error.completion.text == cut.text == '{"len'
         assert "length: Input should be a valid integer" in str(wrong.error)
+        with pytest.raises(InvalidOutput, match="raise `max_tokens`"):
+            fake.client().generate(["cut"], schema=Length, max_tokens=1)
         with pytest.raises(InvalidOutput) as caught:
             fake.client().generate(["wrong"], schema=Length, name="run")
     assert caught.value.__notes__ == ["prompt 0 of the run run"]

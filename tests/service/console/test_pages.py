@@ -48,6 +48,14 @@ def test_every_page_is_shown_and_nothing_of_a_queue_is_taken_for_html(full, path
     assert "1337" not in reply.text, "a template of the queue was run"
 
 
+def test_pages_speak_of_finished_requests(full):
+    searched = text_of(full.page("/requests?state=ended&tenant=nobody").text)
+    assert re.search(r"Searched the newest \d+ finished requests", searched)
+    # "Ends" is the word of the code: no page explains it.
+    texts = {path: text_of(full.page(path).text) for path in PAGES}
+    assert [path for path in PAGES if re.search(r"\bends\b", texts[path], re.IGNORECASE)] == []
+
+
 def test_hostile_text_is_shown_as_it_is(full):
     shown = text_of(full.page(f"/requests/{stage.RESUMED}").text)
     assert "<script>document.title='owned'</script><img src=x" in shown
