@@ -17,7 +17,7 @@ from quire.batch.batch import DEFAULT_MAX_INFLIGHT, BatchProgress, failures_besi
 from quire.batch.files import BatchFileError
 from quire.cli.console import Console, add_server, settings_of, url_of
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, EXIT_PARTIAL, EXIT_USAGE
-from quire.cli.schemes import url_hint
+from quire.cli.schemes import with_hint
 from quire.errors import BrokerUnavailable
 
 #: How many reasons of failures the summary names.
@@ -106,7 +106,7 @@ def run_run_batch(arguments: argparse.Namespace, console: Console) -> int:
         console.complain(error)
         return EXIT_USAGE
     except BrokerUnavailable as error:
-        message = f"{error}{url_hint(arguments.redis_url, error)}"
+        message = with_hint(arguments.redis_url, error)
         console.complain(f"{message}; results so far are in {arguments.output}, --resume continues")
         return EXIT_ERROR
     console.end_progress()

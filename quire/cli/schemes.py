@@ -38,6 +38,12 @@ def url_hint(url: str, error: BaseException) -> str:
     return ""
 
 
+def with_hint(url: str, error: BaseException) -> str:
+    """The message of the error, with that clause."""
+    hint = url_hint(url, error)
+    return f"{error}".removesuffix("." if hint else "") + hint
+
+
 def _may_lack_tls(error: BaseException) -> bool:
     """Whether the error is one that a client with TLS gets from a server without it."""
     for one in _with_causes(error):

@@ -142,11 +142,11 @@ def _guarded(
         console.complain(error)
         return EXIT_USAGE
     except QuireError as error:
-        console.complain(f"{error}{_hint(arguments, error)}")
+        console.complain(_with_hint(arguments, error))
         return EXIT_ERROR
     except RedisError as error:
         # From the few calls that do not use the broker, which translates its errors.
-        console.complain(f"{translated(error)}{_hint(arguments, error)}")
+        console.complain(_with_hint(arguments, translated(error)))
         return EXIT_ERROR
     except KeyboardInterrupt:
         console.end_progress()
@@ -163,10 +163,10 @@ def _guarded(
     return code
 
 
-def _hint(arguments: argparse.Namespace, error: Exception) -> str:
-    from quire.cli.schemes import url_hint
+def _with_hint(arguments: argparse.Namespace, error: Exception) -> str:
+    from quire.cli.schemes import with_hint
 
-    return url_hint(getattr(arguments, "redis_url", None) or "", error)
+    return with_hint(getattr(arguments, "redis_url", None) or "", error)
 
 
 def _discard_stdout() -> None:

@@ -156,7 +156,8 @@ class Screen:
             return
         self._is_without_redis = is_away
         if is_away:
-            self.tell(f"{child.name}: {event['error']}; it tries again until that works")
+            error = str(event["error"]).removesuffix(".")
+            self.tell(f"{child.name}: {error}; it tries again until that works")
         else:
             self.tell(f"{child.name}: Redis is back after {event['away_seconds']:.0f} s")
 

@@ -5,7 +5,7 @@ import ssl
 import pytest
 from redis import exceptions
 
-from quire.cli.schemes import url_hint
+from quire.cli.schemes import url_hint, with_hint
 from quire.transport.connection import translated
 
 PLAIN = "; if this server has no TLS, begin the url with `redis://`"
@@ -43,6 +43,7 @@ OTHER = {
         ),
         ssl.SSLCertVerificationError("certificate verify failed"),
     ),
+    "no answer": exceptions.TimeoutError("No answer."),
     "slow": exceptions.TimeoutError("Timeout reading from h:1"),
     "loading": exceptions.BusyLoadingError("Redis is loading the dataset in memory"),
 }
@@ -69,3 +70,12 @@ def test_where_this_machine_refuses_it_is_told_how_to_start_a_server(place):
     told = "" if place == "h:1" else "; start one: `quire serve` or `quire local`"
     assert url_hint(f"redis://{place}", OTHER["refused"]) == told
     assert url_hint(f"redis://{place}", OTHER["slow"]) == ""
+
+
+def test_a_message_ends_once():
+    message = str(OTHER["no answer"])
+    assert with_hint("redis://h", OTHER["no answer"]) == message == "No answer."
+    hint = url_hint("rediss://h", IN_VAIN["no handshake"])
+    assert with_hint("rediss://h", IN_VAIN["no handshake"]) == f"Timeout connecting to server{hint}"
+    hint = url_hint("redis://h", CUT_OFF["closed"])
+    assert with_hint("redis://h", CUT_OFF["closed"]) == f"Connection closed by server{hint}"

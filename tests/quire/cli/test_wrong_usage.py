@@ -211,7 +211,7 @@ def test_nothing_is_said_to_continue_of_which_nothing_is_known(quire, verb):
     code, out, err = quire(verb, "nope", "--redis-url", "redis://127.0.0.1:1/0")
     assert (code, out) == (1, "")
     assert err.startswith("error: Redis cannot be reached") and "continues" not in err
-    assert err.endswith("; start one: `quire serve` or `quire local`\n")
+    assert err.endswith(" refused; start one: `quire serve` or `quire local`\n")
 
 
 def test_a_submit_can_wait_for_its_time(quire, real_broker):

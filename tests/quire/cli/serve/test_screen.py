@@ -155,7 +155,7 @@ def test_logs_are_printed_if_they_are_asked_for(screen_of, capsys):
 
 def test_a_loss_of_redis_is_told_once_and_its_return_too(screen_of, capsys):
     screen = screen_of()
-    lost = {"event": "redis unavailable", "level": "warning", "error": "Redis cannot be reached"}
+    lost = {"event": "redis unavailable", "level": "warning", "error": "Redis cannot be reached."}
     back = {"event": "redis is back", "level": "info", "away_seconds": 7.2}
     for event in (back, lost, lost, back, back, lost):
         screen.hear(child("worker-1"), event)
