@@ -6,6 +6,7 @@ every tensor of the file must be known. Knows no attention backend and no tokeni
 
 import hashlib
 import importlib.util
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -194,7 +195,8 @@ def _state_dict(
     # A part of a tensor comes before the next one.
     for name, blocks in sorted(stored.items()):
         values = blocks.dequantized()
-        if not values.isfinite().all():
+        # Much faster than a look at each value; what is not a number is the least and the largest.
+        if not all(map(math.isfinite, values.aminmax())):
             raise ModelRefused(f"{file} is damaged: {name} has values that are not finite")
         if not blocks.has_the_values_of_the_library():
             raise ModelRefused(
