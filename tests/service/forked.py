@@ -6,6 +6,7 @@ a core, and several with a model, most of a start.
 """
 
 import multiprocessing
+import contextlib
 import os
 import runpy
 import signal
@@ -77,8 +78,10 @@ class ForkedProgram:
         return code
 
     def send_signal(self, number: int) -> None:
+        # Its server collects it a moment before it tells how it ended.
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
