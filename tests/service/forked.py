@@ -5,8 +5,8 @@ line as with `python -m`. Only the imports are shared: in a fresh interpreter th
 a core, and several with a model, most of a start.
 """
 
-import multiprocessing
 import contextlib
+import multiprocessing
 import os
 import runpy
 import signal
