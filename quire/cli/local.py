@@ -13,6 +13,8 @@ from quire.cli.exit_codes import EXIT_OK
 from quire.cli.programs import become
 from quire.errors import QuireError
 
+#: The port of Redis that clients use unless they are told another one.
+REDIS_PORT = 6379
 #: Where `quire local` and `quire serve` keep the data of their server.
 DATA = Path("~/.local/share/quire/redis")
 #: Who has the lock of a folder of data.
@@ -47,7 +49,9 @@ def run_schema(arguments: argparse.Namespace, console: Console) -> int:
 
 def add_local(parser: argparse.ArgumentParser) -> None:
     """Arguments of `quire local`."""
-    parser.add_argument("--port", type=int, default=6379, help="where it listens [6379]")
+    parser.add_argument(
+        "--port", type=int, default=REDIS_PORT, help=f"where it listens [{REDIS_PORT}]"
+    )
     parser.add_argument(
         "--data", type=Path, default=DATA, help=f"the folder of its append-only file [{DATA}]"
     )

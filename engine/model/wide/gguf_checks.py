@@ -102,6 +102,11 @@ def check_sizes(
                 f"{file} sets {architecture}.{key} to {value}, and transformers reads a head of "
                 f"{head_dim}"
             )
+    if head_dim % 2:
+        raise ModelRefused(f"{file} has heads of {head_dim}, which cannot be rotated in pairs")
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    if heads % kv_heads:
+        raise ModelRefused(f"{file} has {heads} heads, which {kv_heads} of keys cannot share")
     if architecture.startswith("gemma"):
         _check_scale(config, file)
     experts, used = (getattr(config, name, 1) for name in ("num_experts", "num_experts_per_tok"))

@@ -160,7 +160,7 @@ class GgufArchitecture:
         renamed = self.layer_tensors.get(own)
         return None if renamed is None else f"model.layers.{layer}.{renamed}"
 
-    def num_pairs(self, tensor: str, config: PreTrainedConfig) -> int | None:
+    def num_paired_heads(self, tensor: str, config: PreTrainedConfig) -> int | None:
         """The heads whose rows have another order than in transformers; None for no heads."""
         if not self.is_paired:
             return None

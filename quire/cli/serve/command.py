@@ -13,7 +13,7 @@ from pathlib import Path
 
 from quire.cli.console import Console, add_server, sides_of, url_of
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK
-from quire.cli.local import DATA, FOLDER_TAKEN, lock_of
+from quire.cli.local import DATA, FOLDER_TAKEN, REDIS_PORT, lock_of
 from quire.cli.programs import CONSOLE_PORT, GATEWAY_PORT
 from quire.cli.serve import plan
 from quire.cli.serve.child import Child, Program
@@ -61,7 +61,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     ports = (
         ("--port", f"of the OpenAI API [QUIRE_GATEWAY_HTTP_PORT or {GATEWAY_PORT}"),
         ("--console-port", f"of the console [QUIRE_CONSOLE_HTTP_PORT or {CONSOLE_PORT}"),
-        ("--redis-port", f"of the server for Redis that is started [{plan.REDIS_PORT}"),
+        ("--redis-port", f"of the server for Redis that is started [{REDIS_PORT}"),
     )
     for flag, what in ports:
         help_ = f"port {what}, or a free one if it is taken]; 0 takes a free one"
@@ -190,7 +190,7 @@ def _owned(folder: Path, *, with_data: bool) -> Iterator[int | None]:
     """
     advice = (
         f"name another folder with --data, and to use the server there also --redis-url "
-        f"redis://{_LOCAL_HOST}:{plan.REDIS_PORT}/0"
+        f"redis://{_LOCAL_HOST}:{REDIS_PORT}/0"
     )
     with contextlib.ExitStack() as locks:
         data = None
@@ -218,7 +218,7 @@ def _server_of(
     `lock`: that of the data in the folder, if one is to start.
     """
     if lock is not None:
-        wanted, usual = arguments.redis_port, plan.REDIS_PORT
+        wanted, usual = arguments.redis_port, REDIS_PORT
         port = plan.port_of("--redis-port", wanted, usual, _LOCAL_HOST, console.tell)
         if wanted is None and port != usual:
             console.tell(f"to use the server there: --redis-url redis://{_LOCAL_HOST}:{usual}/0")

@@ -19,8 +19,6 @@ from quire.errors import InvalidRequest, QuireError
 from quire.transport.local_redis import free_port
 from quire.version import install_hint
 
-#: The port of Redis that clients use unless they are told another one.
-REDIS_PORT = 6379
 #: The program of a worker; tests have one without a model.
 WORKER = "service"
 #: Modules of which each is missing where only a part of Quire is installed.

@@ -61,6 +61,18 @@ def test_a_tensor_of_another_shape_in_any_layer_is_refused_by_its_name(name, sha
         load_model(file)
 
 
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "expected"),
+    [(4, 3, "has 4 heads, which 3 of keys cannot share"), (64, 64, "has heads of 1, which")],
+)
+def test_heads_that_no_model_can_have_are_refused(heads, kv_heads, expected, tmp_path):
+    more = {"llama.attention.head_count": heads, "llama.attention.head_count_kv": kv_heads}
+    without = ("llama.rope.dimension_count",)
+    file = write_gguf(tiny_model("llama"), tmp_path / "m.gguf", more=more, without=without)
+    with pytest.raises(ModelRefused, match=expected):
+        load_model(file)
+
+
 def test_a_second_name_of_a_layer_is_not_read(tmp_path):
     tensors = {"blk.00.attn_norm.weight": np.ones(64, np.float32)}
     file = write_gguf(tiny_model("llama"), tmp_path / "m.gguf", extra_tensors=tensors)

@@ -58,7 +58,7 @@ def test_where_another_server_has_the_usual_port_it_is_said_how_to_use_that_one(
 ):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        monkeypatch.setattr(plan, "REDIS_PORT", port)
+        monkeypatch.setattr(command, "REDIS_PORT", port)
         server, _ = served()
     told = capsys.readouterr().err
     assert f"port {port} is taken, so " in told
