@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from engine.constraint import Constraint
 from engine.logprobs import Logprobs
+from engine.picture import Picture
 from engine.request import Pooling, Request
 from engine.sampling_params import SamplingParams
 
@@ -54,6 +55,8 @@ class BatchRow(NamedTuple):
 
     With `pooling`, a row that `samples` yields the vector of its prompt, and no token.
 
+    `pictures` are those of its prompt; see `engine.picture`.
+
     The row also yields the log-probabilities of the prompt tokens with the indices `scored`.
 
     The last `num_drafted` tokens are a draft, which this step checks. The row then samples one
@@ -73,6 +76,7 @@ class BatchRow(NamedTuple):
     num_drafted: int = 0
     adapter: str | None = None
     pooling: Pooling | None = None
+    pictures: Sequence[Picture] = ()
 
     @property
     def output_index(self) -> int:
@@ -182,6 +186,7 @@ class DecodeRows:
                 expects_token=token_id == UNKNOWN_TOKEN,
                 constraint=request.constraint,
                 adapter=request.adapter,
+                pictures=request.pictures,
             )
             for request, token_id, start, table in zip(
                 self.requests,

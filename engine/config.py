@@ -53,6 +53,8 @@ class EngineConfig:
     #: With False, no request is admitted until all requests of the running batch have ended: the
     #: static batching that continuous batching is compared with.
     dynamic_batching: bool = True
+    #: Requests may have pictures in their prompts.
+    reads_pictures: bool = False
     #: Requests ask for a vector of their prompt instead of an output: an embedding, or the scores
     #: of a classification head.
     pools: bool = False

@@ -1,8 +1,9 @@
 """A ModelRunner without torch, for tests and simulations. It has no model, but a KV cache.
 
-Each slot stores the token, the position and the adapter that were written to it. The next token is
-a hash of the row's slots, read through its block table. So a block that is allocated twice, lost in
-a swap or cached under a wrong hash gives a wrong token, as with a real model.
+Each slot stores the token, the position and the adapter that were written to it; of a token of a
+picture, a number made of the picture and the token's place in it. The next token is a hash of the
+row's slots, read through its block table. So a block that is allocated twice, lost in a swap or
+cached under a wrong hash gives a wrong token, as with a real model.
 """
 
 import hashlib
@@ -16,6 +17,7 @@ import numpy as np
 from engine.batch import UNKNOWN_TOKEN, Batch, BatchRow, LaunchedStep, StepResult, Vector
 from engine.constraint import allows, why_no_token
 from engine.logprobs import Logprobs
+from engine.picture import Picture
 
 #: The content of a slot: token id, position, and name of the adapter.
 Slot = tuple[int, int, str | None]
@@ -123,7 +125,8 @@ class FakeRunner:
     def _write(self, row: BatchRow) -> None:
         for position, token_id in enumerate(row.token_ids, start=row.start):
             block_id = row.block_ids[position // self._block_size]
-            slot = (token_id, position, row.adapter)
+            content = fake_content(token_id, position, row.pictures)
+            slot = (content, position, row.adapter)
             self._device[block_id][position % self._block_size] = slot
 
     def _read(self, row: BatchRow) -> list[int]:
@@ -221,6 +224,15 @@ def fake_next_token(
     return vocabulary[int.from_bytes(digest, "little") % len(vocabulary)]
 
 
+def fake_content(token_id: int, position: int, pictures: Sequence[Picture]) -> int:
+    """What the slot of a token stores: its id, or what stands for its part of a picture."""
+    for picture in pictures:
+        if picture.start <= position < picture.end:
+            part = picture.digest + array("q", [position - picture.start, token_id]).tobytes()
+            return int.from_bytes(hashlib.blake2b(part, digest_size=7).digest(), "little")
+    return token_id
+
+
 def fake_vector(token_ids: Sequence[int], *, dimensions: int | None = None) -> Vector:
     """The vector of a prompt: FAKE_WIDTH numbers, or fewer; a pure function of the prompt."""
     digest = hashlib.blake2b(array("q", token_ids).tobytes(), digest_size=FAKE_WIDTH).digest()
@@ -249,10 +261,14 @@ def fake_generation(
     vocab_size: int = 1000,
     never: Collection[int] = (0,),
     adapter: str | None = None,
+    pictures: Sequence[Picture] = (),
 ) -> list[int]:
     """The output of a FakeRunner for a prompt without faults: the expected output in tests."""
     vocabulary = [id_ for id_ in range(vocab_size) if id_ not in never]
-    token_ids = list(prompt_token_ids)
+    token_ids = [
+        fake_content(token_id, position, pictures)
+        for position, token_id in enumerate(prompt_token_ids)
+    ]
     for _ in range(num_tokens):
         token_ids.append(fake_next_token(token_ids, seed, vocabulary, adapter=adapter))
     return token_ids[len(prompt_token_ids) :]

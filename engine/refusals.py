@@ -31,6 +31,7 @@ def refuse_if_never_servable(request: Request, config: EngineConfig) -> None:
         message = "this model makes " + ("vectors, no output" if config.pools else "no vectors")
         raise RequestRejected("kind", message)
     _refuse_if_too_long(request, config)
+    _refuse_misplaced_pictures(request, config)
 
 
 def _refuse_unknown_tokens(request: Request, vocab_size: int) -> None:
@@ -64,6 +65,17 @@ def _refuse_if_too_long(request: Request, config: EngineConfig) -> None:
     if num_tokens + (request.pooling is None) > config.max_request_tokens:
         message = f"{num_tokens} tokens do not fit a KV cache of {config.max_request_tokens} tokens"
         raise RequestRejected("prompt", message)
+
+
+def _refuse_misplaced_pictures(request: Request, config: EngineConfig) -> None:
+    if request.pictures and not config.reads_pictures:
+        raise RequestRejected("pictures", "this worker's model reads no pictures")
+    free = 0
+    for index, picture in enumerate(request.pictures):
+        if not free <= picture.start < picture.end <= request.num_prompt_tokens:
+            message = "its tokens are not in the prompt, or not behind those of the one before"
+            raise RequestRejected(f"pictures.{index}", message)
+        free = picture.end
 
 
 def fault_of(request: Request, config: EngineConfig) -> Fault | None:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from engine.constraint import Constraint
 from engine.logprobs import Logprobs
+from engine.picture import Picture
 from engine.prompt_lookup import PromptLookup
 from engine.sampling_params import SamplingParams
 
@@ -144,6 +145,7 @@ class Request:
         constraint: says which tokens may come next, and when the output is complete; None for any.
         pooling: asks for a vector of the prompt; the request then has no output. None for an
         output. With `prompt_logprobs` the vector has the log-probabilities of these tokens.
+        pictures: the pictures of the prompt, in the order of their tokens.
     """
 
     request_id: str
@@ -159,6 +161,7 @@ class Request:
     text: TextStream | None = None
     constraint: Constraint | None = None
     pooling: Pooling | None = None
+    pictures: tuple[Picture, ...] = ()
 
     state: RequestState = RequestState.WAITING
     finish_reason: FinishReason | None = None

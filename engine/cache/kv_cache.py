@@ -16,6 +16,7 @@ from struct import Struct
 
 from engine.batch import BlockCopy
 from engine.cache.block_pool import BlockPool
+from engine.picture import content_between
 from engine.request import Request
 
 #: Bytes of a content hash. 128 bits, because a collision would give a request the keys and values
@@ -306,9 +307,13 @@ class KVCache:
         while len(hashes) < num_blocks:
             parent = hashes[-1] if hashes else _root(request)
             start = len(hashes) * self.block_size
-            tokens = self._pack(*request.token_ids_between(start, start + self.block_size))
+            end = start + self.block_size
+            # Parent and tokens have a fixed length, so nothing else gives the bytes of a picture.
+            content = self._pack(*request.token_ids_between(start, end))
+            if request.pictures:
+                content += content_between(request.pictures, start, end)
             block_hash = NEW_HASH.copy()
-            block_hash.update(parent + tokens)
+            block_hash.update(parent + content)
             hashes.append(block_hash.digest())
         return hashes
 

@@ -12,6 +12,7 @@ import torch
 
 from engine.model.attention.interface import AttentionMetadata, StepAttention
 from engine.model.device.kv_pool import KVPool, LayerShape, Slots
+from engine.picture import Picture
 
 #: Returned instead of a token id if the largest logit is not finite.
 BROKEN = -2
@@ -22,6 +23,19 @@ class AdaptedTokens(NamedTuple):
 
     adapter: str
     tokens: torch.Tensor
+
+
+class PicturedRow(NamedTuple):
+    """The tokens of one row whose request has pictures.
+
+    They are `first .. first + end - start - 1` of the step, and `start .. end - 1` of the request.
+    """
+
+    first: int
+    start: int
+    end: int
+    pictures: Sequence[Picture]
+    prompt_token_ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +50,7 @@ class StepInputs:
         metadata: which tokens see which slots.
         attention: the step's attention, planned once for all layers.
         adapted: the tokens with an adapter, one entry per adapter.
+        pictured: the rows whose requests have pictures.
     """
 
     token_ids: torch.Tensor
@@ -45,6 +60,7 @@ class StepInputs:
     metadata: AttentionMetadata
     attention: StepAttention
     adapted: Sequence[AdaptedTokens] = ()
+    pictured: Sequence[PicturedRow] = ()
 
 
 class CausalModel(Protocol):

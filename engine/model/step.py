@@ -14,7 +14,7 @@ import torch
 
 from engine.batch import NO_DECODES, UNKNOWN_TOKEN, BatchRow, DecodeRows
 from engine.model.attention.interface import AttentionBackend, AttentionMetadata, IntArray
-from engine.model.causal_model import AdaptedTokens, CausalModel, StepInputs
+from engine.model.causal_model import AdaptedTokens, CausalModel, PicturedRow, StepInputs
 from engine.model.device.kv_pool import KVPool, Slots
 from engine.model.device.transfer import to_device
 
@@ -56,6 +56,7 @@ class HostStep:
             needed: first those that sample, then those that score the token of a prompt.
         fed: the source of tokens that the host does not know yet; None if it knows all.
         adapted: for each adapter in the step, the indices of its tokens.
+        pictured: the rows whose requests have pictures.
     """
 
     token_ids: IntArray
@@ -67,6 +68,7 @@ class HostStep:
     fed: Fed | None = None
     adapted: Mapping[str, IntArray] = field(default_factory=dict)
     num_scored: int = 0
+    pictured: Sequence[PicturedRow] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -106,6 +108,7 @@ class HostStep:
                 AdaptedTokens(name, to_device(tokens, device))
                 for name, tokens in self.adapted.items()
             ],
+            pictured=self.pictured,
         )
 
 
@@ -165,6 +168,14 @@ def lay_out(
         fed=fed,
         adapted=_adapted(names, metadata.offsets, query_lens),
         num_scored=len(scored_rows),
+        pictured=[
+            *_pictured_decodes(decodes),
+            *(
+                PicturedRow(first, row.start, row.end, row.pictures, row.prompt_token_ids)
+                for first, row in zip(metadata.offsets[len(decodes) :].tolist(), rows, strict=True)
+                if row.pictures
+            ),
+        ],
     )
 
 
@@ -213,6 +224,7 @@ def pad(step: HostStep, *, multiple: int, spare_block: int) -> HostStep:
         fed=step.fed,
         adapted=step.adapted,
         num_scored=step.num_scored,
+        pictured=step.pictured,
     )
 
 
@@ -263,7 +275,18 @@ def _lay_out_decodes(decodes: DecodeRows, device: torch.device, fed: Fed | None)
         metadata=AttentionMetadata(decodes.block_size, ones, starts + 1, tables, device),
         fed=fed,
         adapted=_adapted([request.adapter for request in decodes.requests], rows, ones),
+        pictured=_pictured_decodes(decodes),
     )
+
+
+def _pictured_decodes(decodes: DecodeRows) -> list[PicturedRow]:
+    """The decodes, which are the step's first rows, of requests with pictures."""
+    return [
+        PicturedRow(index, start, start + 1, request.pictures, request.prompt_token_ids)
+        for index, request in enumerate(decodes.requests)
+        if request.pictures
+        for start in (int(decodes.starts[index]),)
+    ]
 
 
 def _adapted(

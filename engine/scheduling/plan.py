@@ -62,6 +62,7 @@ class Plan:
             num_drafted=len(draft),
             adapter=request.adapter,
             pooling=request.pooling,
+            pictures=request.pictures,
         )
         self.rows[request.request_id] = row, request
         self.budget -= len(row.token_ids)

@@ -80,7 +80,7 @@ def _facts(configured: Configured, backend: Backend) -> VllmFacts:
     """What the loaded engine has resolved."""
     import vllm
 
-    from engine.model.wide.loader import content_of_folder
+    from engine.model.wide.fingerprint import content_of_folder
 
     config = configured.vllm_config
     model, cache, parallel = config.model_config, config.cache_config, config.parallel_config

@@ -48,7 +48,7 @@ def make_request(
     if isinstance(prompt, int):
         salt = sum(map(ord, request_id))
         prompt = [1 + (salt * 31 + 7 * position) % (VOCAB_SIZE - 1) for position in range(prompt)]
-    names = ("adapter", "constraint", "deadline", "text")
+    names = ("adapter", "constraint", "deadline", "pictures", "text")
     request_fields = {name: others.pop(name) for name in names if name in others}
     return Request(
         request_id=request_id,

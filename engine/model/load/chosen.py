@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,6 +23,7 @@ from engine.model.device.weight_files import WeightFiles
 from engine.model.load.fast_path import ModelPath, choose_model
 from engine.model.run.model_runner import Limits
 from engine.model.wide.loader import LoadedModel
+from engine.model.wide.picture_reader import PictureReader
 from engine.model.wide.transformers_model import TransformersModel
 
 logger = logging.getLogger(__name__)
@@ -37,6 +39,7 @@ class Chosen:
         width: as in `TransformersModel`.
         adapters: the fingerprint of each adapter, by name.
         max_rank: the largest rank of any adapter in any layer; 0 without adapters.
+        reads_pictures: whether the model reads the pictures of requests.
     """
 
     model: CausalModel
@@ -54,6 +57,7 @@ class Chosen:
     weights_fingerprint: str
     adapters: Mapping[str, str]
     max_rank: int
+    reads_pictures: bool
 
 
 def choose(
@@ -70,8 +74,7 @@ def choose(
 ) -> Chosen:
     """Choose what is fastest on this machine; ModelRefused if a requested option does not work."""
     device = loaded.model.device
-    served = probe(loaded.model, max_model_len=loaded.max_model_len)
-    added = _add_adapters(served, adapters)
+    served, added = _probed(loaded, adapters)
     try:
         backend, decode = _attention(
             attention_backend,
@@ -115,6 +118,7 @@ def choose(
         weights_fingerprint=loaded.fingerprint,
         adapters={adapter.name: adapter.fingerprint for adapter in added},
         max_rank=max((adapter.max_rank for adapter in added), default=0),
+        reads_pictures=loaded.reads_pictures,
     )
 
 
@@ -148,13 +152,37 @@ def _attention(
     return SplitAttention(backend, decode), decode
 
 
+def _probed(
+    loaded: LoadedModel, adapters: Mapping[str, Path]
+) -> tuple[TransformersModel, Sequence[Adapter]]:
+    """The model on the wide path, with its reader of pictures and its adapters."""
+    served = probe(loaded.model, max_model_len=loaded.max_model_len)
+    if loaded.reads_pictures:
+        served.picture_reader = PictureReader(loaded.model)
+    return served, _add_adapters(served, adapters)
+
+
 def _add_adapters(served: TransformersModel, folders: Mapping[str, Path]) -> Sequence[Adapter]:
     adapters = read_adapters(served.model, folders)
+    if served.picture_reader is not None:
+        _refuse_outside_of_text(served.model, adapters)
     if adapters:
         served.add_adapters(adapters)
         # Checking one adapter is enough: all adapters use the same hooks.
         check_adapter(served, adapters[0].name)
     return adapters
+
+
+def _refuse_outside_of_text(model: Any, adapters: Sequence[Adapter]) -> None:
+    """Refuse adapters of the encoder: its outputs are shared by requests of all adapters."""
+    text = set(model.get_decoder().modules())
+    for adapter in adapters:
+        for name in adapter.layers:
+            if model.get_submodule(name) not in text:
+                raise ModelRefused(
+                    f"the adapter {adapter.name} cannot be served: it changes {name}, which "
+                    "encodes pictures; only the text model may have adapters"
+                )
 
 
 def _invariant_multiple(

@@ -87,7 +87,8 @@ def choose_model(
     Raises:
         ModelRefused: `model_path` is "fast", and no form of the fast path can serve the model.
     """
-    if model_path == "wide":
+    # Only the wide path takes embeddings instead of tokens.
+    if model_path == "wide" or served.picture_reader is not None:
         return served
     try:
         config = read_config(served)

@@ -34,7 +34,8 @@ from engine.model.pooling.folder import PoolingMode, VectorFolder, vector_folder
 from engine.model.pooling.heads import load_headless
 from engine.model.pooling.runners import DecoderPooler, EncoderPooler
 from engine.model.run.model_runner import ConfigFacts
-from engine.model.wide.loader import DTYPES, LoadedModel, content_of_folder, opened
+from engine.model.wide.fingerprint import content_of_folder
+from engine.model.wide.loader import DTYPES, LoadedModel, opened
 
 #: Default of the tokens of a step of an encoder. Larger steps were no faster on a CPU, since their
 #: activations leave the cache; the longest prompt must fit into one.

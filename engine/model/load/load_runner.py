@@ -315,4 +315,5 @@ def _facts(
         dtype=str(chosen.dtype).removeprefix("torch."),
         device=chosen.device.type,
         adapters=chosen.adapters,
+        reads_pictures=chosen.reads_pictures,
     )

@@ -44,6 +44,7 @@ class ConfigFacts:
         max_num_seqs, max_num_batched_tokens: as configured, or the default of the device.
         dtype, device: the resolved values of "auto".
         adapters: the fingerprints of the adapters that requests may use, by name.
+        reads_pictures: whether requests may have pictures.
     """
 
     vocab_size: int
@@ -61,6 +62,7 @@ class ConfigFacts:
     dtype: str
     device: str
     adapters: Mapping[str, str] = field(default_factory=dict)
+    reads_pictures: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ import transformers
 from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     PreTrainedConfig,
@@ -26,9 +27,11 @@ from transformers.utils.hub import cached_file
 
 from engine.errors import ModelRefused
 from engine.model.wide.block_fp8 import NOTE, block_fp8, cast_plain_weights
+from engine.model.wide.fingerprint import PICTURE_FILES, content_of_folder, fingerprint_of
 from engine.model.wide.gguf_blocks import StoredBlocks
 from engine.model.wide.gguf_loader import content_of, first_line, is_gguf_name, load_gguf
 from engine.model.wide.load_report import refuse_unfitting
+from engine.model.wide.picture_reader import may_read_pictures
 from engine.model.wide.quantization import refuse_quantized_config, refuse_quantized_files
 from engine.model.wide.stored_tensors import StoredTensor, finder, stored_tensors
 from engine.model.wide.text_only import is_wrapper, refuse_unknown_wrapper, text_only_class
@@ -50,18 +53,6 @@ CONVERSION_FAILED = "automatic conversion of the weights"
 #: Suffixes of weight files that are pickles.
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 
-#: Files other than weights that change prompt or output tokens; each may be missing.
-DECIDING_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-)
-#: The fingerprint of a weight file covers NUM_SAMPLES samples of SAMPLE_BYTES, evenly spread:
-#: training changes nearly all of them, and reading the whole file would take as long as loading it.
-NUM_SAMPLES, SAMPLE_BYTES = 256, 4096
-
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
@@ -78,6 +69,7 @@ class LoadedModel:
             transformers, and the type of processor. For a GGUF file it covers all bytes of the
             file, and that the wide path's weights are dequantized.
         stored: of a GGUF file, its blocks of quantized weights, by their names in the state dict.
+        reads_pictures: whether the model has its encoder of pictures.
     """
 
     model: PreTrainedModel
@@ -87,10 +79,15 @@ class LoadedModel:
     dtype: torch.dtype
     fingerprint: str
     stored: Mapping[str, StoredBlocks] = field(default_factory=dict)
+    reads_pictures: bool = False
 
 
 def load_model(
-    path: str | Path, *, dtype: str = "auto", device: torch.device | str = "cpu"
+    path: str | Path,
+    *,
+    dtype: str = "auto",
+    device: torch.device | str = "cpu",
+    pictures: bool = False,
 ) -> LoadedModel:
     """Load a causal language model for serving.
 
@@ -101,6 +98,7 @@ def load_model(
         dtype: a key of `DTYPES`, or "auto" for that of the checkpoint. For a GGUF file with
             quantized weights that is float32.
         device: the device of the weights.
+        pictures: whether to load the encoder of pictures, too, if the model's pictures can be read.
 
     Raises:
         ModelRefused: the model cannot be served; the message is one sentence.
@@ -111,11 +109,14 @@ def load_model(
         return _load_gguf(Path(path), dtype, device)
     folder, config = opened(path)
     _check_architecture(config)
-    model = _read_weights(path, dtype, config, _stored_tensors(path, folder, config))
+    reads_pictures = pictures and may_read_pictures(config)
+    stored = _stored_tensors(path, folder, config)
+    model = _read_weights(path, dtype, config, stored, pictures=reads_pictures)
     if model.dtype not in DTYPES.values():
         known = ", ".join(DTYPES)
         raise ModelRefused(f"{path} is stored as {model.dtype}; set dtype to one of {known}")
-    return _loaded(model, folder, content_of_folder(folder), device)
+    content = content_of_folder(folder, PICTURE_FILES if reads_pictures else ())
+    return replace(_loaded(model, folder, content, device), reads_pictures=reads_pictures)
 
 
 def opened(path: str | Path) -> tuple[Path, PreTrainedConfig]:
@@ -152,7 +153,7 @@ def _loaded(
         max_model_len=_max_model_len(model),
         eos_token_ids=_eos_token_ids(model) | eos_token_ids,
         dtype=model.dtype,
-        fingerprint=_fingerprint(content, model),
+        fingerprint=fingerprint_of(content, model),
     )
 
 
@@ -280,9 +281,18 @@ def _stored_tensors(
 
 
 def _read_weights(
-    path: str | Path, dtype: str, config: PreTrainedConfig, stored: Mapping[str, StoredTensor]
+    path: str | Path,
+    dtype: str,
+    config: PreTrainedConfig,
+    stored: Mapping[str, StoredTensor],
+    *,
+    pictures: bool,
 ) -> PreTrainedModel:
-    model_class = text_only_class(config) if is_wrapper(config) else AutoModelForCausalLM
+    model_class: Any = text_only_class(config) if is_wrapper(config) else AutoModelForCausalLM
+    attention: Any = ATTENTION_NAME
+    if pictures:
+        model_class = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
+        attention = {"": ATTENTION_NAME, "text_config": ATTENTION_NAME, "vision_config": "sdpa"}
     quantized = block_fp8(vars(config))
     options: dict[str, Any] = {}
     if quantized is not None:
@@ -292,7 +302,7 @@ def _read_weights(
         loaded: Any = model_class.from_pretrained(
             str(path),
             dtype=DTYPES.get(dtype, "auto"),
-            attn_implementation=ATTENTION_NAME,
+            attn_implementation=attention,
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
@@ -368,33 +378,3 @@ def _leaves(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list | tuple) else (value,)
-
-
-def content_of_folder(folder: Path) -> "hashlib._Hash":
-    """A hash of what a folder contains: all deciding files, and samples of the weights."""
-    digest = hashlib.sha256()
-    for name in DECIDING_FILES:
-        if (folder / name).is_file():
-            digest.update(name.encode() + hashlib.sha256((folder / name).read_bytes()).digest())
-    for file in sorted(folder.glob("*.safetensors")):
-        size = file.stat().st_size
-        digest.update(f"{file.name} {size}\n".encode())
-        with file.open("rb") as stream:
-            for sample in range(NUM_SAMPLES):
-                stream.seek(size * sample // NUM_SAMPLES)
-                digest.update(stream.read(SAMPLE_BYTES))
-    return digest
-
-
-def _fingerprint(content: "hashlib._Hash", model: PreTrainedModel) -> str:
-    digest = content.copy()
-    versions = f"{model.dtype} {torch.__version__} {transformers.__version__}"
-    digest.update(f"{versions} {_processor(model.device)}".encode())
-    return digest.hexdigest()[:32]
-
-
-def _processor(device: torch.device) -> str:
-    """The type of processor by which torch selects kernels; another type may round differently."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return torch.backends.cpu.get_cpu_capability() if device.type == "cpu" else device.type

@@ -20,6 +20,7 @@ from engine.model.adapters import Adapter
 from engine.model.attention.interface import AttentionNeeds
 from engine.model.causal_model import StepInputs
 from engine.model.device.kv_pool import KVPool, LayerShape
+from engine.model.wide.picture_reader import PictureReader
 from engine.model.wide.position_scales import (
     PositionScale,
     position_scale_of,
@@ -113,6 +114,8 @@ class TransformersModel:
         self._scales = {module: scale for module, scale in scales.items() if scale is not None}
         self._selects_logits = selects_logits
         self._adapters = AdapterHooks(model, ())
+        #: Reads the pictures of requests; None for a model without its encoder.
+        self.picture_reader: PictureReader | None = None
 
     def add_adapters(self, adapters: Sequence[Adapter]) -> None:
         """Add adapters; steps use them by name. Call it once at most."""
@@ -173,9 +176,14 @@ class TransformersModel:
         options = {"logits_to_keep": inputs.logit_rows} if self._selects_logits else {}
         paged = _PagedStep(self._layer_of, self._scales, inputs, kv_pool)
         own_scale = without_own_scale(tuple(self._scales))
+        given: dict[str, torch.Tensor] = {"input_ids": inputs.token_ids[None]}
+        if inputs.pictured and self.picture_reader is not None:
+            embeddings = self.picture_reader.embeddings(inputs)
+            if embeddings is not None:
+                given = {"inputs_embeds": embeddings[None]}
         with attention_handler(paged), self._adapters.active(inputs), own_scale:
             output = self.model(
-                input_ids=inputs.token_ids[None],
+                **given,
                 position_ids=inputs.positions[None],
                 use_cache=False,
                 return_dict=True,

@@ -1,0 +1,218 @@
+"""Prompts with pictures: the tokens of transformers, however the prompt is computed."""
+
+import functools
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from engine.errors import ModelRefused
+from engine.model.wide import picture_reader
+from engine.model.wide.loader import load_model
+from engine.model.wide.picture_reader import PictureReader
+from tests.engine.model.builders import engine_over, generate, make_runner, save_model
+from tests.engine.model.wide.pictured import FAMILIES, PROMPTS, Stage, runner_of, whole_class
+from tests.engine.model.wide.wrappers import WRAPPERS
+
+#: Too few blocks for all prompts at once, enough for each alone.
+SCARCE = {"num_blocks": 18, "enable_prefix_caching": False}
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    @functools.cache
+    def folder(name):
+        made = tmp_path_factory.mktemp(name)
+        seed = FAMILIES[name].seed
+        return save_model(WRAPPERS[name], made, seed=seed, model_class=whole_class(name))
+
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stage_of(folder_of):
+    return functools.cache(lambda name: Stage(name, folder_of(name)))
+
+
+def run(stage, requests, **overrides):
+    return generate(stage.runner, requests, reads_pictures=True, **overrides)
+
+
+def test_every_type_whose_pictures_are_read_is_tested():
+    assert FAMILIES.keys() == picture_reader.READERS
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_prompts_with_pictures_get_the_tokens_of_transformers(name, stage_of):
+    """Alone, together, and in chunks that begin and end inside of pictures."""
+    stage = stage_of(name)
+    for request in stage.requests():
+        alone = run(stage, [request]).tokens[request.request_id]
+        assert alone == stage.expected[request.request_id]
+    assert run(stage, stage.requests()).tokens == stage.expected
+    assert run(stage, stage.requests(), max_num_batched_tokens=8).tokens == stage.expected
+    assert run(stage, stage.requests(), long_prefill_token_threshold=2).tokens == stage.expected
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_picture_changes_what_comes(name, stage_of):
+    """Otherwise equal tokens would say nothing about pictures."""
+    stage = stage_of(name)
+    for index, prompt in enumerate(PROMPTS):
+        for place in range(len(stage.request(index, prompt).pictures)):
+            request = stage.request(index, prompt)
+            pictures = list(request.pictures)
+            pictures[place] = negative(pictures[place])
+            request.pictures = tuple(pictures)
+            assert run(stage, [request]).tokens[str(index)] != stage.expected[str(index)]
+
+
+def negative(picture):
+    pixels = {
+        name: -values if values.dtype == np.float32 else values
+        for name, values in picture.pixels.items()
+    }
+    return replace(picture, digest=picture.digest[::-1], pixels=pixels)
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_is_preempted_gets_the_tokens_of_transformers(name, mode, stage_of):
+    stage = stage_of(name)
+    found = run(stage, stage.requests(), preemption_mode=mode, **SCARCE)
+    assert getattr(found.snapshot, f"preemptions_{mode}") > 0
+    assert found.tokens == stage.expected
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_is_taken_over_goes_on_as_undisturbed(name, stage_of):
+    stage = stage_of(name)
+    published = {key: tokens[:5] for key, tokens in stage.expected.items()}
+    found = run(stage, stage.requests(published), max_num_batched_tokens=8).tokens
+    assert found == {key: tokens[5:] for key, tokens in stage.expected.items()}
+
+
+def test_a_cached_prefix_is_that_of_the_same_picture(stage_of):
+    stage = stage_of("smolvlm")
+    first, same, other = (
+        stage.request(index, prompt)
+        for index, prompt in ((1, (5, "a", 9)),) * 2 + ((1, (5, "d", 9)),)
+    )
+    assert first.prompt_token_ids == other.prompt_token_ids
+    same.request_id, other.request_id = "same", "other"
+    found = generate(stage.runner, [first], [same], [other], reads_pictures=True).tokens
+    assert found["same"] == found["1"] == stage.expected["1"]
+    assert (same.num_cached_tokens, other.num_cached_tokens) == (
+        (same.num_prompt_tokens - 1) // 4 * 4,
+        4,
+    )
+    assert found["other"] == run(stage, [stage.request(1, (5, "d", 9))]).tokens["1"]
+    assert found["other"] != found["1"]
+
+
+def test_a_picture_is_encoded_once_and_what_is_kept_is_bounded(stage_of, monkeypatch):
+    stage = stage_of("smolvlm")
+    encoded = []
+    encode = PictureReader._encode
+
+    def counting(self, picture):
+        encoded.append(picture.digest)
+        return encode(self, picture)
+
+    monkeypatch.setattr(PictureReader, "_encode", counting)
+    model = stage.runner.model
+    reader = model.picture_reader
+    try:
+        model.picture_reader = PictureReader(model.model)
+        assert run(stage, stage.requests(), max_num_batched_tokens=8).tokens == stage.expected
+        assert len(encoded) == len(set(encoded)) == 4
+        # One picture is kept even if it is larger; every other one is encoded when it is needed.
+        encoded.clear()
+        model.picture_reader = small = PictureReader(model.model, max_kept_bytes=1)
+        assert run(stage, stage.requests(), long_prefill_token_threshold=2).tokens == stage.expected
+        assert len(encoded) > 4 and len(small._kept) == 1
+        assert small._num_kept_bytes == sum(one.nbytes for one in small._kept.values())
+    finally:
+        model.picture_reader = reader
+
+
+def test_a_picture_with_too_few_placeholders_ends_only_its_request(stage_of):
+    stage = stage_of("smolvlm")
+    good, bad = stage.request(1, PROMPTS[1]), stage.request(3, PROMPTS[3])
+    bad.prompt_token_ids[bad.pictures[0].start] += 1
+    engine = engine_over(stage.runner, reads_pictures=True)
+    engine.add_request(good)
+    engine.add_request(bad)
+    errors = {}
+    while engine.has_work():
+        for output in engine.step(lambda: 0.0):
+            if output.finish_reason is not None:
+                errors[output.request_id] = output.error
+    assert good.output_token_ids == stage.expected["1"]
+    assert errors["1"] is None
+    assert "placeholders stand for" in errors["3"]
+
+
+def test_a_placeholder_outside_of_pictures_is_a_token_like_all(stage_of):
+    """A caller may send any token ids; without a picture, they are computed as text."""
+    stage = stage_of("smolvlm")
+    request = stage.request(1, PROMPTS[1])
+    request.prompt_token_ids[1] = 10
+    beside = stage.request(2, PROMPTS[2])
+    found = run(stage, [request, beside]).tokens
+    assert found["2"] == stage.expected["2"]
+    assert found["1"] != stage.expected["1"]
+
+
+def test_a_model_is_loaded_with_its_encoder_only_if_asked(folder_of):
+    folder = folder_of("smolvlm")
+    plain, reading = make_runner(folder), runner_of(folder)
+    assert not plain.config_facts.reads_pictures and reading.config_facts.reads_pictures
+    assert plain.model.name != reading.model.name == "transformers"
+
+
+def test_what_prepares_pictures_is_in_the_fingerprint(folder_of, tmp_path):
+    folder = save_model(WRAPPERS["llava"], tmp_path, model_class=whole_class("llava"))
+    text, seen = load_model(folder).fingerprint, load_model(folder, pictures=True).fingerprint
+    (folder / "preprocessor_config.json").write_text('{"do_resize": false}')
+    assert load_model(folder).fingerprint == text
+    assert load_model(folder, pictures=True).fingerprint != seen
+
+
+def save_tiny_adapter(folder, name, linear):
+    """An adapter of one linear layer, of rank 2."""
+    folder.mkdir()
+    weights = {
+        f"base_model.model.{name}.lora_A.weight": torch.ones(2, linear.in_features),
+        f"base_model.model.{name}.lora_B.weight": torch.ones(linear.out_features, 2),
+    }
+    save_file(weights, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 2, "lora_alpha": 2}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_adapters_may_change_the_text_model_only(stage_of, folder_of, tmp_path):
+    stage = stage_of("smolvlm")
+    linears = {
+        name: module
+        for name, module in stage.runner.model.model.named_modules()
+        if isinstance(module, torch.nn.Linear) and name.endswith("layers.0.self_attn.q_proj")
+    }
+    folders = {
+        part: save_tiny_adapter(tmp_path / part, name, linear)
+        for name, linear in linears.items()
+        for part in ("vision", "text")
+        if part in name
+    }
+    with pytest.raises(ModelRefused, match=r"it changes model\.vision_model\..*encodes pictures"):
+        runner_of(folder_of("smolvlm"), adapters=folders)
+    runner = runner_of(folder_of("smolvlm"), adapters={"text": folders["text"]})
+    plain, adapted = stage.request(1, PROMPTS[1]), stage.request(2, PROMPTS[1])
+    adapted.adapter = "text"
+    adapted.prompt_token_ids = list(plain.prompt_token_ids)
+    found = generate(runner, [plain, adapted], reads_pictures=True, adapters=frozenset(folders))
+    assert found.tokens["1"] == stage.expected["1"] != found.tokens["2"]

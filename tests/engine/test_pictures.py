@@ -1,0 +1,110 @@
+"""Requests with pictures: what they share, what they may share, and which are refused."""
+
+import hashlib
+
+import pytest
+
+from engine.errors import RequestRejected
+from engine.fake_runner import fake_generation
+from engine.picture import Picture, content_between
+from tests.engine.builders import Machine, make_config, make_request
+
+#: Eight placeholders between five and four tokens of text; a block holds four tokens.
+PROMPT = [1, 2, 3, 4, 5, *[9] * 8, 6, 7, 8, 9]
+
+
+def make_picture(name: str, *, start: int = 5, length: int = 8) -> Picture:
+    return Picture(hashlib.sha256(name.encode()).digest(), start, length, {})
+
+
+def expected(*pictures: Picture, prompt=PROMPT, num_tokens: int = 4) -> list[int]:
+    return fake_generation(prompt, num_tokens=num_tokens, pictures=pictures)
+
+
+def machine_of(**overrides) -> Machine:
+    return Machine(make_config(reads_pictures=True, **overrides))
+
+
+def test_the_same_tokens_with_another_picture_share_only_the_blocks_before_it():
+    machine = machine_of()
+    for name, num_cached in (("cat", 0), ("dog", 4), ("cat", 16), ("dog", 16)):
+        picture = make_picture(name)
+        request = make_request(f"{name} {num_cached}", prompt=PROMPT, pictures=(picture,))
+        machine.add(request)
+        machine.run()
+        assert request.num_cached_tokens == num_cached
+        assert request.output_token_ids == expected(picture)
+
+
+def test_a_picture_at_another_place_among_equal_tokens_is_another_content():
+    """The block has the same ids, and the same picture: but other parts of it."""
+    prompt = [9] * 12
+    machine = machine_of()
+    for start in (0, 2, 4):
+        picture = make_picture("cat", start=start)
+        request = make_request(f"at {start}", prompt=prompt, pictures=(picture,))
+        machine.add(request)
+        machine.run()
+        assert request.num_cached_tokens == 0
+        assert request.output_token_ids == expected(picture, prompt=prompt)
+
+
+def test_a_picture_that_takes_more_tokens_is_another_content():
+    """A model may divide the same picture otherwise where it is not alone."""
+    short, long = make_picture("cat", length=8), make_picture("cat", length=9)
+    assert content_between((short,), 4, 8) != content_between((long,), 4, 8)
+
+
+def test_text_has_the_content_of_no_picture():
+    picture = make_picture("cat")
+    assert content_between((picture,), 0, 5) == content_between((picture,), 13, 17) == b""
+    assert content_between((picture,), 4, 6) and content_between((picture,), 12, 16)
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_what_is_preempted_goes_on_with_its_pictures(mode):
+    machine = machine_of(
+        num_blocks=12, num_host_blocks=32, preemption_mode=mode, enable_prefix_caching=False
+    )
+    pictures = {name: make_picture(name) for name in ("cat", "dog", "cow")}
+    for name, picture in pictures.items():
+        machine.add(make_request(name, prompt=PROMPT, pictures=(picture,), max_tokens=20))
+    machine.run()
+    snapshot = machine.engine.snapshot()
+    assert getattr(snapshot, f"preemptions_{mode}") > 0
+    for name, picture in pictures.items():
+        assert machine.tokens(name) == expected(picture, num_tokens=20)
+
+
+def test_a_request_taken_over_goes_on_with_its_pictures():
+    picture = make_picture("cat")
+    published = expected(picture)[:2]
+    machine = machine_of()
+    machine.add(make_request("r", prompt=PROMPT, pictures=(picture,), output=published))
+    machine.run()
+    assert machine.tokens("r") == expected(picture)[2:]
+
+
+def test_a_picture_that_the_model_cannot_read_is_refused():
+    machine = Machine(make_config())
+    with pytest.raises(RequestRejected, match="model reads no pictures") as refusal:
+        machine.add(make_request(prompt=PROMPT, pictures=(make_picture("cat"),)))
+    assert refusal.value.field == "pictures"
+
+
+@pytest.mark.parametrize(
+    ("places", "index"),
+    [
+        ([(5, 0)], 0),
+        ([(-1, 3)], 0),
+        ([(10, 8)], 0),
+        ([(5, 4), (8, 4)], 1),
+        ([(9, 4), (5, 4)], 1),
+    ],
+    ids=["empty", "before the prompt", "behind the prompt", "overlapping", "out of order"],
+)
+def test_pictures_outside_of_the_prompt_are_refused(places, index):
+    pictures = tuple(make_picture("cat", start=start, length=length) for start, length in places)
+    with pytest.raises(RequestRejected, match="its tokens are not in the prompt") as refusal:
+        machine_of().add(make_request(prompt=PROMPT, pictures=pictures))
+    assert refusal.value.field == f"pictures.{index}"
