@@ -25,6 +25,9 @@ hash tag: a whole shard lies in one slot, so that every transition can be one sc
     r:<id>              hash     the request record: its fields are in record.py.
     b:<id>              string   the encoded GenerationRequest; deleted when the request ends,
                                  unless the queue keeps prompts: then with the record.
+    p:<sha256>          string   the bytes of a picture that requests name by this digest. Stored
+                                 for ten minutes; SUBMIT lets it live as long as its request may
+                                 wait, and for the retention after that.
     o:<id>              stream   the output log. The entry of a chunk has the id
                                  `<index of its last token>-<epoch>` and the fields `from`, `ids`
                                  (msgpack array), `text`, `at_ms` (when it was written), `ends` (see
@@ -193,6 +196,10 @@ class Keys:
 
     def body(self, request_id: str) -> str:
         return f"{self.prefix}:b:{request_id}"
+
+    def picture(self, digest: str) -> str:
+        """The bytes of a picture, by their SHA-256 in hexadecimal digits."""
+        return f"{self.prefix}:p:{digest}"
 
     def output(self, request_id: str) -> str:
         return f"{self.prefix}:o:{request_id}"

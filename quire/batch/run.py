@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from quire.batch.answers import LineAnswer, OpenChoice, open_choices
+from quire.batch.answers import LineAnswer, OpenChoice, OpenLines, open_choices
 from quire.batch.files import LineReader, ResultFiles, count_lines
 from quire.batch.lines import (
     CANCELLED,
@@ -46,6 +46,10 @@ from quire.wire.output import Completion, State, TokenChunk
 
 #: The most requests of one submit.
 SUBMIT_SIZE = 256
+
+#: The most bytes of the lines whose requests are open at once. One line may have more. Lines with
+#: pictures are long, and their bytes are needed again if Redis loses the request.
+MAX_OPEN_BYTES = 256 << 20
 
 #: The most logs of one read.
 READ_SIZE = 256
@@ -107,8 +111,7 @@ class BatchRun:
             self._deadline_ms = brokers[0].now_ms() + int(options.deadline_seconds * 1000)
         self._reader = LineReader(source, options.name, start=start)
         self._lines = (line for line in self._reader if not files.has_result_of(line))
-        # Lines that were read and have no result, by `id`, in their order.
-        self._unfinished: dict[int, Position] = {}
+        self._unfinished = OpenLines()
         # Ordered by the time of the last read, so that every log is read in turn.
         self._open: dict[str, OpenChoice] = {}
         self._waiting: list[OpenChoice] = []
@@ -154,12 +157,15 @@ class BatchRun:
 
     def _now(self) -> BatchProgress:
         seconds = time.monotonic() - self._began
-        position = next(iter(self._unfinished.values()), self._reader.end)
+        position = self._unfinished.begin(self._reader.end)
         return replace(self._progress, inflight=len(self._open), seconds=seconds, position=position)
 
     def _refill(self) -> None:
-        """Takes lines from the file until `max_inflight` requests are open or wait for a submit."""
-        while len(self._open) + len(self._waiting) < self._options.max_inflight:
+        """Takes lines until `max_inflight` requests, or MAX_OPEN_BYTES of them, have no end."""
+        while (
+            len(self._open) + len(self._waiting) < self._options.max_inflight
+            and self._unfinished.num_bytes < MAX_OPEN_BYTES
+        ):
             line = next(self._lines, None)
             if line is None:
                 return
@@ -172,7 +178,7 @@ class BatchRun:
             else:
                 if self._options.model is not None:
                     line = replace(line, body={**line.body, "model": self._options.model})
-                self._unfinished[id(line)] = self._reader.begin
+                self._unfinished.add(line, begin=self._reader.begin, end=self._reader.end)
                 self._waiting += open_choices(line)
 
     def _submit(self) -> None:
@@ -207,6 +213,8 @@ class BatchRun:
         if answer is None:
             self._waiting.append(open_)
             return
+        # What was checked takes as much memory as the line again.
+        open_.answer.line.call.forget_checked()
         open_.is_inherited = not answer.created
         if answer.state in (State.CANCELLED, State.EXPIRED):
             self._attempt_again(open_)
@@ -370,13 +378,13 @@ class BatchRun:
             self._fail(line, "invalid_request", str(error))
             return
         self._files.write_output(output_line(line, choices[0].request_id, body))
-        del self._unfinished[id(line)]
+        self._unfinished.remove(line)
         now, usage = self._progress, TokenCounts.of(body["usage"])
         self._progress = replace(now, completed=now.completed + 1, usage=now.usage + usage)
 
     def _fail(self, line: BatchLine | BadLine, code: str, message: str) -> None:
         self._files.write_error(error_line(line, code, message))
-        self._unfinished.pop(id(line), None)
+        self._unfinished.remove(line)
         reason = f"{code}: {_LINE_NUMBER.sub('', message)}"
         if reason in self._reasons or len(self._reasons) < MAX_REASONS:
             self._reasons[reason] += 1

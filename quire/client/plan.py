@@ -233,9 +233,14 @@ def _subject(prompt: Any) -> dict[str, Any]:
 
 def _json(value: Any) -> bytes:
     try:
-        return json.dumps(value, default=repr).encode()
+        return json.dumps(value, default=_written).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidRequest("prompt", f"is no JSON: {error}") from None
+
+
+def _written(value: Any) -> str:
+    """What stands in the digest of a prompt for a value that JSON does not have."""
+    return hashlib.sha256(value).hexdigest() if isinstance(value, bytes) else repr(value)
 
 
 def _read_as(schema: Any) -> tuple[dict[str, Any], Callable[[str], Any]]:

@@ -114,7 +114,7 @@ class Submitter:
         arguments: RequestArguments = {"prompt": prompt, **options}
         with self._sending(n) as headers:
             (message,) = self._ready([arguments], headers=headers)
-            messages = list_of(choices_of(message.request, n))
+            messages = list_of(choices_of(message.request, n, pictures=message.pictures))
             return self._submit(messages, [arguments] * n)
 
     def attach(self, request_id: str) -> Handle:

@@ -113,7 +113,7 @@ class AsyncSubmitter:
         arguments: RequestArguments = {"prompt": prompt, **options}
         with self._sending(n) as headers:
             (message,) = await self._ready([arguments], headers=headers)
-            messages = await list_of(choices_of(message.request, n))
+            messages = await list_of(choices_of(message.request, n, pictures=message.pictures))
             return await self._submit(messages, [arguments] * n)
 
     def attach(self, request_id: str) -> AsyncHandle:

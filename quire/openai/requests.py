@@ -26,6 +26,7 @@ from quire.wire.compact_json import with_whitespace
 from quire.wire.json_text import read_object
 from quire.wire.logprobs import MAX_PROMPT_LOGPROBS
 from quire.wire.message import Message
+from quire.wire.pictures import taken_out
 from quire.wire.pooling import MAX_INPUTS, is_pooled
 from quire.wire.protocol import MAX_REQUEST_ID_LENGTH, GenerationRequest, Kind
 from quire.wire.refusals import validated
@@ -207,7 +208,7 @@ class OpenAIRequest:
             if self.kind == "chat.completions" and choice and told:
                 # The answer has those of the first choice: all have one prompt.
                 body = {name: value for name, value in body.items() if name not in told}
-                parsed = check_body(self.kind, body)
+                parsed = replace(check_body(self.kind, body), pictures=parsed.pictures)
         if self.num_choices == 1:
             return body, parsed
         has_seed = self.body.get("seed") is not None
@@ -218,9 +219,12 @@ class OpenAIRequest:
     def _checked(self, key: tuple[int, int]) -> tuple[dict[str, Any], ParsedBody]:
         """The body for a prompt, and for one of its choices if it has them. InvalidRequest."""
         if key not in self._last:
-            body = self._body(*key)
+            body, pictures = self._body(*key), dict[str, bytes]()
+            if self.kind == "chat.completions":
+                body["messages"], pictures = taken_out(body.get("messages"), is_openai=True)
             self._last.clear()
-            self._last[key] = with_whitespace(body, check_body(self.kind, body))
+            body, parsed = with_whitespace(body, check_body(self.kind, body))
+            self._last[key] = body, replace(parsed, pictures=pictures)
         return self._last[key]
 
     def _body(self, prompt: int, choice_of_prompt: int) -> dict[str, Any]:

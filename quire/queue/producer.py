@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from quire.queue.ends import telling
 from quire.queue.ends.telling import Delivery
@@ -13,6 +13,7 @@ from quire.queue.lease.expire import end_overdue
 from quire.queue.side import Side
 from quire.queue.streams import FIRST_CURSOR, at_most
 from quire.queue.submit.cancel import cancel_many, cancelling, discarding
+from quire.queue.submit.pictures import reading
 from quire.queue.submit.submit import Submitted, submit_call, submitting
 from quire.transport.concurrency import list_of
 from quire.wire.ends import End
@@ -45,6 +46,10 @@ class Producer(Side):
         """Like `submit_many`, for requests that are already encoded."""
         calls = list_of(submit_call(self.keys, message) for message in messages)
         return self.run(submitting(self.keys, messages, calls))
+
+    def pictures(self, digests: Sequence[str]) -> Mapping[str, bytes]:
+        """The stored pictures with these digests; the result has none that has expired."""
+        return self.run(reading(self.keys, digests))
 
     def cancel(self, request_id: str) -> State:
         """Cancels a request; returns its state after that.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from quire.queue.ends import telling
 from quire.queue.ends.telling import Delivery
@@ -12,6 +12,7 @@ from quire.queue.lease.expire import end_overdue
 from quire.queue.side_async import AsyncSide
 from quire.queue.streams import FIRST_CURSOR, at_most
 from quire.queue.submit.cancel import cancel_many, cancelling, discarding
+from quire.queue.submit.pictures import reading
 from quire.queue.submit.submit import Submitted, submit_call, submitting
 from quire.transport.concurrency_async import list_of
 from quire.wire.ends import End
@@ -44,6 +45,10 @@ class AsyncProducer(AsyncSide):
         """Like `submit_many`, for requests that are already encoded."""
         calls = await list_of(submit_call(self.keys, message) for message in messages)
         return await self.run(submitting(self.keys, messages, calls))
+
+    async def pictures(self, digests: Sequence[str]) -> Mapping[str, bytes]:
+        """The stored pictures with these digests; the result has none that has expired."""
+        return await self.run(reading(self.keys, digests))
 
     async def cancel(self, request_id: str) -> State:
         """Cancels a request; returns its state after that.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal, TypedDict, TypeVar
 
 from quire.errors import InvalidRequest
 from quire.wire.codec import without_numpy
 from quire.wire.compact_json import with_whitespace
+from quire.wire.pictures import taken_out
 from quire.wire.pooling import POOLED_KINDS, PooledKind
 from quire.wire.protocol import GenerationRequest, Kind, Priority
 from quire.wire.refusals import nearest, validated
@@ -179,6 +181,9 @@ def build_request(
             raise InvalidRequest(name, f"unknown argument{_suggestion(name)}")
     arguments = without_numpy(dict(arguments))
     kind, body = _pooled(arguments) or _generating(arguments)
+    pictures: Mapping[str, bytes] = {}
+    if "messages" in body:
+        body["messages"], pictures = taken_out(body["messages"], is_openai=False)
     for name in ("model", "adapter"):
         if arguments.get(name) is not None:
             body[name] = arguments.get(name)
@@ -193,7 +198,7 @@ def build_request(
         field = "request_id" if error.field == "id" else error.field
         raise InvalidRequest(field, error.message) from None
     body, parsed = with_whitespace(dict(request.body), request.parse_body())
-    return request.model_copy(update={"body": body}), parsed
+    return request.model_copy(update={"body": body}), replace(parsed, pictures=pictures)
 
 
 def _generating(arguments: RequestArguments) -> tuple[Kind, dict[str, Any]]:

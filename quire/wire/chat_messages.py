@@ -8,6 +8,7 @@ from typing import Any
 
 from quire.errors import InvalidRequest
 from quire.wire.json_text import read_object
+from quire.wire.pictures import check_part, must_not_be_many, places_of
 
 #: The most messages of one conversation.
 MAX_MESSAGES = 4096
@@ -33,6 +34,9 @@ TEMPLATE_FIELDS = (
 #: counts.
 _REASONING = ("reasoning_content", "reasoning")
 
+#: Parts of OpenAI's and vLLM's that no model here reads.
+_OTHER_MEDIA = ("audio_url", "file", "image_embeds", "input_audio", "video", "video_url")
+
 
 def checked_messages(messages: object) -> list[dict[str, Any]]:
     """The messages as chat templates take them. InvalidRequest names the path.
@@ -42,7 +46,10 @@ def checked_messages(messages: object) -> list[dict[str, Any]]:
     """
     if not isinstance(messages, list) or not 0 < len(messages) <= MAX_MESSAGES:
         raise InvalidRequest("body.messages", f"must be an array of 1 to {MAX_MESSAGES} messages")
-    return [_message(one, f"body.messages.{index}") for index, one in enumerate(messages)]
+    checked = [_message(one, f"body.messages.{index}") for index, one in enumerate(messages)]
+    for number, place in enumerate(places_of(checked), start=1):
+        must_not_be_many(number, place.field)
+    return checked
 
 
 def template_settings_of(
@@ -104,8 +111,8 @@ def _message(message: object, field: str) -> dict[str, Any]:
     if calls:
         read.setdefault("content", None)
     is_null = role == "assistant" and read.get("content", "") is None
-    if not is_null and not _is_text(read.get("content")):
-        raise InvalidRequest(f"{field}.content", "must be a string or an array of text parts")
+    if not is_null:
+        _check_content(read.get("content"), role, f"{field}.content")
     return read
 
 
@@ -163,12 +170,19 @@ def _json_map(arguments: dict[str, Any], field: str) -> dict[str, Any]:
     return arguments
 
 
-def _is_text(content: object) -> bool:
-    if isinstance(content, list):
-        return bool(content) and all(
-            isinstance(part, dict)
-            and part.get("type") == "text"
-            and isinstance(part.get("text"), str)
-            for part in content
-        )
-    return isinstance(content, str)
+def _check_content(content: object, role: str, field: str) -> None:
+    """InvalidRequest unless it is a text, or parts that are texts and stored pictures."""
+    if isinstance(content, str):
+        return
+    is_list = isinstance(content, list) and bool(content)
+    for index, part in enumerate(content if isinstance(content, list) else ()):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "image":
+            check_part(part, role, f"{field}.{index}")
+        elif kind in _OTHER_MEDIA:
+            message = f"is {kind}: only texts and pictures as image_url are read"
+            raise InvalidRequest(f"{field}.{index}.type", message)
+        elif kind != "text" or not isinstance(part.get("text"), str):
+            is_list = False
+    if not is_list:
+        raise InvalidRequest(field, "must be a string or an array of texts and pictures")

@@ -7,7 +7,8 @@ the prompt, and its keys and values in the prefix cache of a worker.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from quire.errors import InvalidRequest
 from quire.wire.message import Message
@@ -21,8 +22,10 @@ MAX_CHOICES = 128
 CHOICE_SEPARATOR = ":"
 
 
-def choices_of(request: GenerationRequest, n: int) -> Iterator[Message]:
-    """Yields the messages of `n` choices: a pure function of the request.
+def choices_of(
+    request: GenerationRequest, n: int, *, pictures: Mapping[str, bytes] | None = None
+) -> Iterator[Message]:
+    """Yields the messages of `n` choices: a pure function of the request, and its `pictures`.
 
     InvalidRequest when a message cannot be sent; each is checked only when it is yielded. The
     message of a choice is longer than its request, so it can be too long when the request is not.
@@ -30,7 +33,8 @@ def choices_of(request: GenerationRequest, n: int) -> Iterator[Message]:
     check_number(n, field="n")
     for index in range(n):
         try:
-            yield Message.of(choice_of(request, index, n=n))
+            made = Message.of(choice_of(request, index, n=n))
+            yield replace(made, pictures=pictures) if pictures else made
         except InvalidRequest as error:
             # The caller knows the name of the argument.
             field = "request_id" if error.field == "id" else error.field

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from zlib import crc32
 
@@ -43,6 +43,7 @@ class Message:
 
     `body` is its checked body; None if the body was not checked. `kept` is stored in the record,
     beside the wire form, for as long as the results. Workers never read it.
+    `pictures` are those that came with the request, by digest; SUBMIT asks for their bytes.
     """
 
     request: GenerationRequest
@@ -50,6 +51,7 @@ class Message:
     digest: bytes
     body: ParsedBody | None = None
     kept: bytes = b""
+    pictures: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, request: GenerationRequest, body: ParsedBody | None = None) -> Message:
@@ -57,7 +59,8 @@ class Message:
 
         `body` is the parsed body of the request, if the caller has it already.
         """
-        return cls(request, request.encode(), digest_of(request, body), body)
+        pictures = body.pictures if body is not None else {}
+        return cls(request, request.encode(), digest_of(request, body), body, pictures=pictures)
 
     @property
     def id(self) -> str:

@@ -256,6 +256,8 @@ class ParsedBody:
     cache_salt: str = ""
     told_prompt: Literal["", "ids", "number"] = ""
     pooling: PoolingParams | None = None
+    #: The bytes of pictures that came with the body, by digest; a body of the queue has none.
+    pictures: Mapping[str, bytes] = field(default_factory=dict)
 
 
 def parse_body(kind: Kind, body: Mapping[str, Any]) -> ParsedBody:

@@ -15,6 +15,10 @@ from quire.wire.protocol import GenerationRequest
 #: Bytes of UTF-8 that count as one token. With most vocabularies a token has fewer.
 BYTES_PER_TOKEN = 4
 
+#: Tokens for which a picture counts. Models make some hundreds to some thousands of one, and only a
+#: worker knows how many.
+TOKENS_PER_PICTURE = 512
+
 #: The largest estimate for one request: so that the counts stay exact in Lua's numbers.
 MAX_TOKENS_PER_REQUEST = 1 << 31
 
@@ -72,6 +76,9 @@ def _tokens_of(prompt: object) -> int:
 def _tokens_of_message(message: Any) -> int:
     content = message.get("content") if isinstance(message, Mapping) else None
     if isinstance(content, list):
-        parts = [part.get("text") for part in content if isinstance(part, Mapping)]
-        return sum(_tokens_of(part) for part in parts if isinstance(part, str))
+        maps = [part for part in content if isinstance(part, Mapping)]
+        num_pictures = len([part for part in maps if part.get("type") == "image"])
+        texts = [part.get("text") for part in maps]
+        of_texts = sum(_tokens_of(text) for text in texts if isinstance(text, str))
+        return of_texts + num_pictures * TOKENS_PER_PICTURE
     return _tokens_of(content) if isinstance(content, str) else 0

@@ -177,6 +177,8 @@ class Gateway:
             # The model may have been served by another queue when the key was first used.
             queue = await self._queues.holding(call.record.id, default=queue)
         record = await queue.submit(call, caller, options)
+        # With pictures they take megabytes, and the answer may take hours.
+        del body, call
         # A caller with an idempotency key finds its request by repeating the call. A caller
         # without one does not know the id of its request yet.
         answer_path = _path_from(request, record) if options.key is None else None

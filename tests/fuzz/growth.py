@@ -28,10 +28,12 @@ from quire.openai.tools.argument_types import argument_types
 from quire.wire.adapters import adapter_of
 from quire.wire.chat_messages import MAX_MESSAGES
 from quire.wire.codec import MAX_ARRAY_LENGTH, MAX_MESSAGE_BYTES, unpack
+from quire.wire.pictures import MAX_PICTURE_BYTES, taken_out
 from quire.wire.protocol import GenerationRequest
 from quire.wire.sampling import MAX_STOP_LENGTH, MAX_STOP_STRINGS
 from service.worker.model.control_tokens import ControlTokens
 from service.worker.model.encoding import encoded
+from tests.quire.picture_files import data_url, jpeg_header, png_header
 
 Work = Callable[[], object]
 
@@ -158,6 +160,17 @@ class _Letters:
         return ""
 
 
+def pictures(make: Callable[[int], bytes]) -> Family:
+    """A chat with one picture in base64, checked as at a door."""
+
+    def work(size: int) -> Work:
+        url = {"url": data_url(make(size))}
+        messages = [{"role": "user", "content": [{"type": "image_url", "image_url": url}]}]
+        return lambda: taken_out(messages, is_openai=True)
+
+    return Family(work, MAX_PICTURE_BYTES - 1000)
+
+
 def nested(levels: int) -> bytes:
     return b"\x91" * levels + b"\xc0"
 
@@ -195,6 +208,10 @@ FAMILIES: dict[str, Family] = {
             "body": {"messages": [{"role": "user", "content": "x"}] * n},
         },
         MAX_MESSAGES,
+    ),
+    "a long picture": pictures(lambda n: png_header(9, 9) + bytes(n)),
+    "a picture of empty segments": pictures(
+        lambda n: b"\xff\xd8" + b"\xff\xe0\0\2" * (n // 4) + jpeg_header(9, 9)[2:]
     ),
     "a long name of an adapter": body(
         lambda n: {"body": {"prompt": "x", "adapter": "a" * n}}, MAX_MESSAGE_BYTES - 100

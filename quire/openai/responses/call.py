@@ -24,6 +24,7 @@ from quire.openai.responses.functions import Functions, functions_of
 from quire.openai.responses.items import MAX_ITEMS, check_outputs, checked_items, messages_of
 from quire.openai.tools.argument_types import ArgumentTypes, argument_types_from
 from quire.wire.codec import Unsendable, pack, unpack_map
+from quire.wire.pictures import PictureSet
 
 #: The ids of responses: this, and the name of the response. They are ids of requests, too.
 ID_PREFIX = "resp_"
@@ -188,15 +189,20 @@ class ResponseCall:
 
 
 def call_of(
-    body: Mapping[str, Any], *, name: str, context: Sequence[Mapping[str, Any]] = ()
+    body: Mapping[str, Any],
+    *,
+    name: str,
+    context: Sequence[Mapping[str, Any]] = (),
+    pictures: Mapping[str, bytes] | None = None,
 ) -> ResponseCall:
     """The call that a body describes. InvalidRequest.
 
     `name` is that of the response, of which ids of items are made. `context` are the items of the
-    response that it continues: its input and its output.
+    response that it continues: its input and its output; `pictures` are those of them, by digest.
     """
     fields, passed = read_fields(body)
-    own = checked_items(fields.input, name)
+    own_pictures = PictureSet()
+    own = checked_items(fields.input, name, own_pictures)
     check_outputs(context, own)
     items = [*context, *own]
     if len(items) > MAX_ITEMS:
@@ -209,7 +215,11 @@ def call_of(
         **passed,
         **chat_fields(fields),
         **functions.chat,
-        "messages": messages_of(items, instructions=fields.instructions),
+        "messages": messages_of(
+            items,
+            instructions=fields.instructions,
+            pictures={**(pictures or {}), **own_pictures.by_digest},
+        ),
     }
     if arguments is not None:
         chat["chat_template_kwargs"] = arguments

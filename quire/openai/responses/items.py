@@ -6,12 +6,13 @@ dropped: callers send back the items of earlier outputs, with whatever their lib
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from quire.errors import InvalidRequest
 from quire.wire.chat_messages import MAX_CALLS, MAX_MESSAGES
 from quire.wire.json_text import read_object
+from quire.wire.pictures import PictureSet, bytes_of_url, check_detail
 
 #: The most input items of one response, with those of the responses before it.
 MAX_ITEMS = MAX_MESSAGES
@@ -28,6 +29,9 @@ _ROLES = ("user", "assistant", "system", "developer")
 #: The kinds of parts that have a text.
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
+#: The kind of a part that is a picture.
+_PICTURE = "input_image"
+
 #: How the ids of items begin.
 _ID_PREFIXES = {
     "message": "msg",
@@ -37,10 +41,11 @@ _ID_PREFIXES = {
 }
 
 
-def checked_items(given: object, name: str) -> list[dict[str, Any]]:
+def checked_items(given: object, name: str, pictures: PictureSet) -> list[dict[str, Any]]:
     """The items of the field `input`, all with `type`, `id` and `status`. InvalidRequest.
 
     `name` distinguishes the response: an item without an id gets one made of it and of its index.
+    The bytes of pictures go to `pictures`; their parts have a digest in place of them.
     """
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
@@ -52,7 +57,7 @@ def checked_items(given: object, name: str) -> list[dict[str, Any]]:
         field = f"body.input.{index}"
         if not isinstance(one, Mapping):
             raise InvalidRequest(field, "must be a map")
-        item = _checked(one, field)
+        item = _checked(one, field, pictures)
         own = one.get("id")
         if own is not None:
             item["id"] = _text(own, f"{field}.id", at_most=MAX_ID_LENGTH)
@@ -71,7 +76,7 @@ def as_input(output: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     for one in output:
         try:
-            item = _checked(one, "")
+            item = _checked(one, "", PictureSet())
         except InvalidRequest:
             continue
         items.append(item | {"id": one["id"], "status": one["status"]})
@@ -90,9 +95,12 @@ def check_outputs(context: Sequence[Mapping[str, Any]], own: Sequence[Mapping[st
 
 
 def messages_of(
-    items: Sequence[Mapping[str, Any]], *, instructions: str | None
+    items: Sequence[Mapping[str, Any]],
+    *,
+    instructions: str | None,
+    pictures: Mapping[str, bytes],
 ) -> list[dict[str, Any]]:
-    """The chat that these items are.
+    """The chat that these items are. `pictures` are those of all items, by digest.
 
     Adjacent system messages are joined, because many templates accept one, at the beginning.
     Reasoning, text and calls that follow each other are one message of the assistant.
@@ -101,11 +109,19 @@ def messages_of(
     if instructions:
         messages.append({"role": "system", "content": instructions})
     for item in items:
-        _add(item, messages)
+        _add(item, messages, pictures)
     return messages
 
 
-def _add(item: Mapping[str, Any], messages: list[dict[str, Any]]) -> None:
+def digests_of(items: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The digests of the pictures of checked items."""
+    parts = (part for item in items for part in item.get("content") or ())
+    return [part["sha256"] for part in parts if part["type"] == _PICTURE]
+
+
+def _add(
+    item: Mapping[str, Any], messages: list[dict[str, Any]], pictures: Mapping[str, bytes]
+) -> None:
     last = messages[-1] if messages else {}
     of_assistant = last if last.get("role") == "assistant" else None
     kind = item["type"]
@@ -131,7 +147,7 @@ def _add(item: Mapping[str, Any], messages: list[dict[str, Any]]) -> None:
         else:
             messages.append({"role": "assistant", "content": text_of(item["content"])})
     elif item["role"] == "user":
-        messages.append({"role": "user", "content": text_of(item["content"])})
+        messages.append({"role": "user", "content": _content_of(item["content"], pictures)})
     elif last.get("role") == "system":
         last["content"] += f"\n\n{text_of(item['content'])}"
     else:
@@ -142,15 +158,29 @@ def _is_only_reasoning(message: Mapping[str, Any]) -> bool:
     return "reasoning_content" in message and "tool_calls" not in message and not message["content"]
 
 
+def _content_of(
+    parts: Sequence[Mapping[str, Any]], pictures: Mapping[str, bytes]
+) -> str | list[dict[str, Any]]:
+    """The content of a chat's message: a text, or parts if there are pictures among them."""
+    if all(part["type"] != _PICTURE for part in parts):
+        return text_of(parts)
+    return [
+        {"type": "image_url", "image_url": {"url": pictures[part["sha256"]]}}
+        if part["type"] == _PICTURE
+        else {"type": "text", "text": text_of([part])}
+        for part in parts
+    ]
+
+
 def text_of(parts: Sequence[Mapping[str, Any]]) -> str:
     """The text of all parts."""
     return "".join(part.get("text", part.get("refusal", "")) for part in parts)
 
 
-def _checked(item: Mapping[str, Any], field: str) -> dict[str, Any]:
+def _checked(item: Mapping[str, Any], field: str, pictures: PictureSet) -> dict[str, Any]:
     kind = item.get("type", "message" if "role" in item else None)
     if kind == "message":
-        return _message(item, field)
+        return _message(item, field, pictures)
     if kind == "function_call":
         return _call(item, field)
     if kind == "function_call_output":
@@ -163,12 +193,13 @@ def _checked(item: Mapping[str, Any], field: str) -> dict[str, Any]:
     raise InvalidRequest(f"{field}.type", message)
 
 
-def _message(item: Mapping[str, Any], field: str) -> dict[str, Any]:
+def _message(item: Mapping[str, Any], field: str, pictures: PictureSet) -> dict[str, Any]:
     role = item.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise InvalidRequest(f"{field}.role", f"must be one of {', '.join(_ROLES)}")
     own = "output_text" if role == "assistant" else "input_text"
-    content = _parts(item.get("content"), f"{field}.content", kind=own)
+    taken = pictures if role == "user" else None
+    content = _parts(item.get("content"), f"{field}.content", kind=own, pictures=taken)
     return {"type": "message", "role": role, "content": content}
 
 
@@ -211,8 +242,13 @@ def _reasoning(item: Mapping[str, Any], field: str) -> dict[str, Any]:
     return {"type": "reasoning"} | parts
 
 
-def _parts(content: object, field: str, *, kind: str) -> list[dict[str, Any]]:
-    """A content as parts; text of any kind becomes a part of `kind`."""
+def _parts(
+    content: object, field: str, *, kind: str, pictures: PictureSet | None = None
+) -> list[dict[str, Any]]:
+    """A content as parts; text of any kind becomes a part of `kind`.
+
+    Its pictures go to `pictures`; without that it may have none.
+    """
     if isinstance(content, str):
         return [_part(content, kind)]
     if not isinstance(content, list) or len(content) > MAX_PARTS:
@@ -229,9 +265,23 @@ def _parts(content: object, field: str, *, kind: str) -> list[dict[str, Any]]:
             parts.append({"type": "refusal", "refusal": text})
         elif isinstance(told, str) and told in _TEXT_PARTS:
             parts.append(_part(_text(part.get("text"), f"{path}.text"), kind))
+        elif told == _PICTURE and pictures is not None:
+            parts.append(_picture(part, path, pictures))
         else:
-            raise InvalidRequest(f"{path}.type", f"must be {kind}: Quire serves text")
+            kinds = kind if pictures is None else f"{kind} or {_PICTURE}"
+            raise InvalidRequest(f"{path}.type", f"must be {kinds}")
     return parts
+
+
+def _picture(part: Mapping[str, Any], field: str, pictures: PictureSet) -> dict[str, Any]:
+    """The part with the digest of the picture in place of its data."""
+    check_detail(part.get("detail"), f"{field}.detail")
+    if part.get("file_id") is not None:
+        raise InvalidRequest(f"{field}.file_id", "is not supported: send the data as image_url")
+    data = bytes_of_url(part.get("image_url"), f"{field}.image_url")
+    digest = pictures.add(data, f"{field}.image_url")["sha256"]
+    shown = {"detail": "auto", "file_id": None, "image_url": None}
+    return {"type": _PICTURE, "sha256": digest, **shown}
 
 
 def _part(text: str, kind: str) -> dict[str, Any]:

@@ -1,11 +1,13 @@
 -- SUBMIT: enqueue a request once, however often this is called.
 --
--- KEYS  those of request.lua with one request, [then idempotency key, [then record of its holder]]
+-- KEYS  those of request.lua with one request, [then idempotency key, [then record of its holder]],
+--       then those of the pictures that it names
 -- ARGV  id, priority, tenant, deadline or 0, metadata or '', body, id of the holder or '',
 --       not before or 0, tokens, what it asks or '', most tokens of the answer or '', session or '',
 --       target latency in ms or 0, what is kept with the results or '', and if the message names no
---       length of its answer, the most that its producer allows or 0, else ''
--- Returns {outcome, id, state}: created | known | full with the limit in place of the state, or
+--       length of its answer, the most that its producer allows or 0, else '', number of pictures
+-- Returns {outcome, id, state}: created | known | full with the limit in place of the state, `lacks`
+-- with the numbers of the pictures that are not stored, from 1, or
 -- `held` with the id stored under the idempotency key: the caller then calls again and declares the
 -- record of that id. `known` by its own id has a fourth part: the request's stored `asked`, or ''.
 -- `full` at a tenant's rate has a fourth part, too: in how many ms the request may be let in.
@@ -24,8 +26,11 @@ answer_limit = answer_limit and math.max(0, answer_limit)
 -- An idempotency key lives this much longer than its request would without ever running.
 local KEY_RESERVE_MS = 7 * 86400000
 
+local num_pictures = tonumber(ARGV[FIRST + 15] or '0')
+
 local keys = take_keys(id)
-local idempotency_key, holder_key = KEYS[next_key], KEYS[next_key + 1]
+local pictures = { unpack(KEYS, #KEYS - num_pictures + 1) }
+local idempotency_key, holder_key = unpack(KEYS, next_key, #KEYS - num_pictures)
 
 -- Puts a request that is known already back into its rank set, if it waits and is missing there.
 local function find_again(its, its_id, found)
@@ -119,6 +124,17 @@ if limit then
   return { 'full', id, limit, rate_wait }
 end
 
+-- After the limits: a queue that is full takes no pictures.
+local lacking = {}
+for index, key in ipairs(pictures) do
+  if redis.call('PTTL', key) == -2 then
+    table.insert(lacking, index)
+  end
+end
+if #lacking > 0 then
+  return { 'lacks', id, table.concat(lacking, ' ') }
+end
+
 local now = math.floor(now_us / 1000)
 local start = math.max(now, not_before)
 local defaults = redis.call('HMGET', CONTROL, 'request_timeout_ms', 'target_latency_ms')
@@ -174,6 +190,11 @@ if session ~= '' then
 end
 wait_from(id, start, deadline)
 live_for(keys, life)
+for _, key in ipairs(pictures) do
+  if redis.call('PTTL', key) < life then
+    redis.call('PEXPIRE', key, int(life))
+  end
+end
 if state == 'scheduled' then
   redis.call('ZADD', DELAY, int(start), id)
 elseif rank_anew(keys, id, its) then

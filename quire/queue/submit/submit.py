@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import BrokerUnavailable, QueueFull, QuireError
 from quire.keys import Keys
+from quire.queue.submit.pictures import digests_of, storing
 from quire.transport.procedure import Procedure
 from quire.transport.script_calls import Ask, ScriptCall, raise_if_error
 from quire.wire.codec import pack
@@ -15,8 +16,9 @@ from quire.wire.message import Message
 from quire.wire.output import State
 from quire.wire.sizes import estimated_tokens, is_open_ended, most_tokens_of_answer
 
-#: How often the holder of an idempotency key may change during one submit.
-MAX_HOLDER_CHANGES = 3
+#: How often one request is submitted again within a submit, because the holder of its idempotency
+#: key has changed, or because its pictures were not stored.
+MAX_AGAIN = 4
 
 #: What each limit of SUBMIT is about.
 _LIMITS = {
@@ -48,14 +50,15 @@ def submitting(
     """See `Producer.submit_many`. `calls` are those of `submit_call` for the messages."""
     submitted: list[Submitted] = []
     failure: QuireError | None = None
-    replies = yield Ask("submit", calls, must_be_durable=True)
-    for message, reply in zip(messages, replies, strict=True):
-        try:
-            answer = yield from _submitted(keys, message, reply)
-        except QuireError as error:
-            failure = failure or error
-        else:
-            submitted.append(answer)
+    for part in _parts_in_order(messages):
+        replies = yield Ask("submit", calls[part], must_be_durable=True)
+        for message, reply in zip(messages[part], replies, strict=True):
+            try:
+                answer = yield from _submitted(keys, message, reply)
+            except QuireError as error:
+                failure = failure or error
+            else:
+                submitted.append(answer)
     if isinstance(failure, QueueFull):
         raise failure.with_submitted(submitted) from failure.__cause__
     if failure:
@@ -70,6 +73,8 @@ def submit_call(keys: Keys, message: Message, *, holder: str | None = None) -> S
     if request.idempotency_key is not None:
         names.append(keys.idempotency(request.tenant, request.idempotency_key))
         names += [keys.request(holder)] if holder else []
+    pictures = digests_of(message)
+    names += map(keys.picture, pictures)
     metadata = pack(request.metadata, field="metadata") if request.metadata else b""
     return ScriptCall(
         names,
@@ -89,6 +94,7 @@ def submit_call(keys: Keys, message: Message, *, holder: str | None = None) -> S
             request.target_latency_ms or 0,
             message.kept,
             (request.answer_limit or 0) if is_open_ended(request) else "",
+            len(pictures),
         ),
     )
 
@@ -100,20 +106,43 @@ def full_queue(*, limit: str, tenant: str, wait_ms: bytes | int = b"") -> QueueF
     return QueueFull(message, limit=limit, retry_after_seconds=seconds)
 
 
+def _parts_in_order(messages: Sequence[Message]) -> Iterator[slice]:
+    """The messages in parts: a part ends with a turn of a session that has pictures.
+
+    If they are not stored yet, the turn is submitted twice, and the next one must not come first.
+    """
+    begin = 0
+    for index, message in enumerate(messages, start=1):
+        is_turn = message.request.session_id is not None and bool(message.pictures)
+        if is_turn or index == len(messages):
+            yield slice(begin, index)
+            begin = index
+
+
 def _submitted(keys: Keys, message: Message, reply: Any) -> Procedure[Submitted]:
     outcome, request_id, state, asked = _parts(reply)
-    for _ in range(MAX_HOLDER_CHANGES):
-        if outcome != "held":
+    holder: str | None = None
+    for _ in range(MAX_AGAIN):
+        if outcome == "held":
+            # A script must declare its keys, so reading the record of the holder needs another
+            # call.
+            holder = request_id
+        elif outcome == "lacks":
+            digests = digests_of(message)
+            lacking = [digests[int(number) - 1] for number in state.split()]
+            yield from storing(keys, message, lacking)
+        else:
             break
-        # A script must declare its keys, so reading the record of the holder needs another call.
         (reply,) = yield Ask(
-            "submit", [submit_call(keys, message, holder=request_id)], must_be_durable=True
+            "submit", [submit_call(keys, message, holder=holder)], must_be_durable=True
         )
         outcome, request_id, state, asked = _parts(reply)
     if outcome == "full":
         raise full_queue(limit=state, tenant=message.request.tenant, wait_ms=asked)
     if outcome == "held":
         raise BrokerUnavailable("the request of the idempotency key changed too often")
+    if outcome == "lacks":
+        raise BrokerUnavailable("the pictures of the request expired at once")
     return Submitted(request_id, State(state), created=outcome == "created", asked=asked)
 
 

@@ -252,6 +252,8 @@ def _content(value: Any) -> str:
 
 
 def _said(message: Mapping[str, Any]) -> Any:
+    if message.get("type") == "image" and isinstance(message.get("sha256"), str):
+        return f"[picture {message['sha256']}]"
     known = message.get("content")
     return known if known is not None else {k: v for k, v in message.items() if k != "role"}
 

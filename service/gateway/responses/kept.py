@@ -2,15 +2,15 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from quire.client.following import MAX_READINGS
 from quire.errors import InvalidRequest, OutputRewound, QuireError, ResultExpired, UnknownRequest
 from quire.openai.responses.call import RESPONSE_ID, Kept
 from quire.openai.responses.events import Event, OutputEvents
-from quire.openai.responses.items import as_input
+from quire.openai.responses.items import as_input, digests_of
 from quire.openai.responses.resource import STATUS_OF, resource
 from quire.queue.request.status import RequestStatus
 from quire.transport.turns import Turn
@@ -30,6 +30,14 @@ class Found:
     kept: Kept
     status: RequestStatus
     queue: Queue
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a response continues: items, and their pictures by digest."""
+
+    items: Sequence[Mapping[str, Any]] = ()
+    pictures: Mapping[str, bytes] = field(default_factory=dict)
 
 
 class KeptResponses:
@@ -72,23 +80,30 @@ class KeptResponses:
                 return await self._read(queue, kept, raises_failure=raises_failure)
         return await self._read(queue, kept, raises_failure=raises_failure)
 
-    async def context(self, response_id: str, caller: Caller) -> list[Mapping[str, Any]]:
+    async def context(self, response_id: str, caller: Caller) -> Context:
         """All items of a response that is to be continued: its input, then its output.
 
-        InvalidRequest or Refused, which name the field `previous_response_id`.
+        With the pictures of its input. InvalidRequest or Refused, which name the field
+        `previous_response_id`.
         """
-        field = "previous_response_id"
+        param = "previous_response_id"
         try:
             found = await self.find(response_id, caller)
             body = await self.body(found)
         except (UnknownRequest, ResultExpired):
             message = f"there is no response {response_id!r}, or it has expired"
-            refusal = Refusal(400, "previous_response_not_found", message, param=field)
+            refusal = Refusal(400, "previous_response_not_found", message, param=param)
             raise Refused(refusal) from None
         if body["status"] not in ("completed", "incomplete"):
             message = f"the response is {body['status']}: only a completed one can be continued"
-            raise InvalidRequest(f"body.{field}", message)
-        return [*found.kept.items, *as_input(body["output"])]
+            raise InvalidRequest(f"body.{param}", message)
+        digests = digests_of(found.kept.items)
+        broker = found.queue.client.broker_of(response_id)
+        pictures = await broker.pictures(digests) if digests else {}
+        if not pictures.keys() >= set(digests):
+            message = "the pictures of that response have expired: send all of its input again"
+            raise InvalidRequest(f"body.{param}", message)
+        return Context([*found.kept.items, *as_input(body["output"])], pictures)
 
     async def end(self, found: Found, *, within_seconds: float) -> None:
         """Cancel a response, and wait for its end, no longer than `within_seconds`."""

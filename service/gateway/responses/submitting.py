@@ -30,7 +30,7 @@ from service.gateway.queue import DEFAULT_TENANT, Queue
 from service.gateway.queues import Queues
 from service.gateway.refusals import Refused, key_reused
 from service.gateway.requests import QueueOptions, with_tier
-from service.gateway.responses.kept import KeptResponses
+from service.gateway.responses.kept import Context, KeptResponses
 
 #: The ids of requests that count tokens: this, and a random name.
 COUNT_PREFIX = "count_"
@@ -76,14 +76,16 @@ class Submitting:
             found = await self._found(f"{ID_PREFIX}{name}", digest, caller)
             if found is not None:
                 return found
-        context: list[Mapping[str, Any]] = []
+        context = Context()
         if fields.previous_response_id is not None:
             context = await self._kept.context(fields.previous_response_id, caller)
         target = await self._queues.target(fields.model, body.get("adapter"))
         held.enter_context(target.admitted())
         queue = target.queue
         try:
-            described = call_of(target.body(body), name=name, context=context)
+            described = call_of(
+                target.body(body), name=name, context=context.items, pictures=context.pictures
+            )
             call, kept = _call(
                 described, name=name, digest=digest, model=target.model, reasoning=self._reasoning
             )
@@ -109,13 +111,15 @@ class Submitting:
         Nothing is generated or kept. Arguments and errors are those of `submit`.
         """
         name, digest = _identity(body, tenant=caller.tenant or DEFAULT_TENANT, key=None)
-        context: list[Mapping[str, Any]] = []
+        context = Context()
         if fields.previous_response_id is not None:
             context = await self._kept.context(fields.previous_response_id, caller)
         target = await self._queues.target(fields.model, body.get("adapter"))
         held.enter_context(target.admitted())
         try:
-            described = call_of(target.body(body), name=name, context=context)
+            described = call_of(
+                target.body(body), name=name, context=context.items, pictures=context.pictures
+            )
             # For earlier versions, whose workers generate.
             chat = {**described.chat, "max_completion_tokens": 1, "min_tokens": None}
             request = OpenAIRequest("chat.completions", chat, digest)

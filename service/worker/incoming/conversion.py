@@ -14,6 +14,7 @@ from quire.errors import InvalidRequest
 from quire.wire.adapters import adapter_of
 from quire.wire.constraints import CONSTRAINTS, Constraint
 from quire.wire.logprobs import MAX_PROMPT_IDS, ToldPrompt, check_prompt_logprobs
+from quire.wire.pictures import places_of
 from quire.wire.pooling import is_pooled
 from quire.wire.protocol import GenerationRequest, Kind, ParsedBody, SamplingParams
 from service.worker.constraints.grammars import ANY_OBJECT
@@ -211,6 +212,8 @@ def _text_stream(
 
 def must_be_served(kind: Kind, body: ParsedBody, served: ServedModel) -> None:
     """InvalidRequest if this model does not serve such requests."""
+    for place in places_of(body.messages):
+        raise InvalidRequest(place.field, "this worker's model reads no pictures")
     if body.pooling is not None and body.pooling.choice is not None:
         if served.vectors is not None:
             message = f"this worker's model makes {served.vectors.kind}, and generates no text"

@@ -13,6 +13,7 @@ from service.console.reading.request import life_of, piece_after
 from service.console.reading.timeline import events_of, spans_of
 from tests.console import stage
 from tests.quire.builders import claim_next, make_request
+from tests.quire.picture_files import png, sha256
 
 
 def begin(broker, name: str = "a", **changes):
@@ -71,6 +72,14 @@ def test_a_chat_is_shown_by_its_roles(fake):
     messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": ["?"]}]
     fake.broker.submit(make_request(id="a", kind="chat.completions", body={"messages": messages}))
     assert life_of(fake.broker, "a").asked.content == "system:\nbe kind\n\nuser:\n['?']"
+
+
+def test_a_picture_of_a_chat_is_shown_by_its_digest(fake):
+    parts = [{"type": "text", "text": "What?"}, {"type": "image", "image": png()}]
+    fake.client().submit(messages=[{"role": "user", "content": parts}], request_id="a")
+    content = life_of(fake.broker, "a").asked.content
+    assert content.startswith("user:\n") and "What?" in content
+    assert content.endswith(f"[picture {sha256(png())}]")
 
 
 def test_entries_that_are_not_ours_are_left_out(fake):

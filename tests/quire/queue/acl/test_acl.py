@@ -20,6 +20,7 @@ from quire.wire.output import ErrorInfo, State
 from quire.wire.protocol import Priority
 from service.console.reading.batches import batches_of
 from tests.quire.builders import claim_next, make_item, make_request
+from tests.quire.picture_files import png, sha256
 from tests.quire.queue.acl.roles import DOCUMENT, ROLES, refused
 
 #: What is forbidden is said in other words by other servers.
@@ -85,6 +86,15 @@ def test_a_gateway_submits_cancels_reads_and_hears_of_models(as_role, real_broke
         broker.pause,
     ):
         refused(call)
+
+
+@pytest.mark.parametrize("role", ["producer", "gateway", "batcher"])
+def test_who_submits_may_store_pictures_and_a_worker_may_read_them(as_role, role):
+    picture, client = png(), Client(as_role(role))
+    asked = [{"role": "user", "content": [{"type": "image", "image": picture}]}]
+    for _ in range(2):
+        client.submit(messages=asked)
+    assert as_role("worker").pictures([sha256(picture)]) == {sha256(picture): picture}
 
 
 @pytest.mark.parametrize("role", ["producer", "gateway"])

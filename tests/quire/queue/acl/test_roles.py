@@ -88,6 +88,7 @@ CALLS: dict[str, Call] = {
     "submit": lambda side, scene: side.submit(scene.new()),
     "submit_many": lambda side, scene: side.submit_many([scene.new()]),
     "submit_messages": lambda side, scene: side.submit_messages([Message.of(scene.new())]),
+    "pictures": lambda side, scene: side.pictures(["0" * 64]),
     "cancel": lambda side, scene: side.cancel(scene.queued()),
     "cancel_many": lambda side, scene: side.cancel_many([scene.queued()]),
     "discard": lambda side, scene: side.discard(side.submit(scene.new()).request_id),

@@ -234,7 +234,7 @@ BAD_FIELDS = [
     ({"input": [{"role": "nobody", "content": "x"}]}, "input.0.role"),
     ({"input": [{"role": "user"}]}, "input.0.content"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-     "input.0.content.0.type"),
+     "input.0.content.0.image_url"),
     ({"input": [{"type": "computer_call"}]}, "input.0.type"),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0"),
     ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]},

@@ -141,13 +141,13 @@ def test_a_case_is_answered_whole_and_as_a_stream(gateway: GatewayThread, script
     assert without_ids[0] == without_ids[1]
 
 
-def test_an_image_is_refused_by_its_path(gateway: GatewayThread):
+def test_a_damaged_image_is_refused_by_its_path(gateway: GatewayThread):
     parts = [
         {"type": "input_text", "text": "What do you see?"},
         {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="},
     ]
     reply = gateway.ask("POST", PATH, {"model": "fake", "input": [user("x") | {"content": parts}]})
-    assert (reply.status, reply.error["param"]) == (400, "input.0.content.1.type")
+    assert (reply.status, reply.error["param"]) == (400, "input.0.content.1.image_url")
 
 
 def test_an_event_that_breaks_a_rule_is_noticed(gateway: GatewayThread):

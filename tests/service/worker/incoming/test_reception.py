@@ -6,9 +6,11 @@ from functools import partial
 import pytest
 
 from engine.request import FinishReason, Request
+from quire.client.client import Client
 from quire.errors import BrokerUnavailable
 from quire.queue.claim.claim import Claimed
 from quire.queue.claim.ingress import Candidate
+from quire.wire.output import ErrorInfo
 from service.worker.incoming.compiling import Compiling
 from service.worker.incoming.reception import Opened, Reception
 from service.worker.loop import EngineLoop, Mail
@@ -16,6 +18,7 @@ from service.worker.observe.metrics import Metrics
 from service.worker.observe.vitals import Vitals
 from service.worker.outgoing.contact import Contact
 from service.worker.outgoing.outbox import Outbox
+from tests.quire.picture_files import png
 from tests.service.builders import Queue, fake_model
 
 
@@ -124,6 +127,22 @@ def test_a_request_with_a_mistake_is_ended_and_never_the_engine_s(desk: Desk):
     assert item.completion is not None
     assert item.completion.error is not None
     assert item.completion.error.field == "body.tempurature"
+    assert desk.loop.mail == []
+
+
+def test_a_picture_is_refused_by_its_part_for_a_model_that_reads_none(desk: Desk):
+    picture, text = {"type": "image", "image": png()}, {"type": "text", "text": "What is it?"}
+    messages = [{"role": "user", "content": "x"}, {"role": "user", "content": [text, picture]}]
+    Client(desk.queue.broker).submit(messages=messages)
+    ((entry, claimed),) = desk.claim()
+    opened = desk.open(entry, claimed)
+    assert opened is not None
+    desk.admit(opened)
+    ((_, item),) = desk.outbox.take(timeout=0.0)
+    assert item is not None and item.completion is not None
+    assert item.completion.error == ErrorInfo(
+        "invalid_request", "this worker's model reads no pictures", "body.messages.1.content.1"
+    )
     assert desk.loop.mail == []
 
 
