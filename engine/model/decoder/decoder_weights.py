@@ -12,7 +12,8 @@ import torch
 
 from engine.model.decoder.decoder_config import DecoderConfig, NotSupported
 from engine.model.decoder.families import Family
-from engine.model.wide.gguf_blocks import StoredBlocks
+from engine.model.kernels.quantized import StoredWeight
+from engine.model.wide.stored_layers import dequantized_in, stand_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +21,20 @@ class Linear:
     """A weight [outputs, inputs] and an optional bias [outputs], as in torch.
 
     Args:
-        stored: the quantized blocks that the rows of `weight` come from, if all of them do.
+        stored: the quantized weights that have the rows of `weight`, if they have all of them. Then
+            `weight` may be a stand-in.
     """
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
-    stored: tuple[StoredBlocks, ...] = ()
+    stored: tuple[StoredWeight, ...] = ()
+
+    @property
+    def values(self) -> torch.Tensor:
+        """The weight, dequantized if it is stored."""
+        if not self.stored:
+            return self.weight
+        return torch.cat([dequantized_in(part, self.weight.dtype) for part in self.stored])
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,20 +102,20 @@ class DecoderWeights:
     layers: tuple[LayerWeights, ...]
     final_norm: torch.Tensor
     head: Linear
-    stored_embedding: tuple[StoredBlocks, ...] = ()
+    stored_embedding: tuple[StoredWeight, ...] = ()
 
 
 def read_weights(
     config: DecoderConfig,
     state: Mapping[str, torch.Tensor],
-    stored: Mapping[str, StoredBlocks] = MappingProxyType({}),
+    stored: Mapping[str, StoredWeight] = MappingProxyType({}),
 ) -> DecoderWeights:
     """Read the weights from a transformers state dict; each is stored once.
 
     The tensors of fused layers become views of the fused one, and their own memory is free again
     before the next layer is read. The parameters of a model must come as they are, with
-    `keep_vars`: then the model computes with the same memory. `stored` has the quantized blocks of
-    some of them, by the same names.
+    `keep_vars`: then the model computes with the same memory. `stored` has the quantized weights of
+    some of them, by the same names; their tensors may be stand-ins.
 
     Raises:
         NotSupported: a tensor is missing, unknown, or has an unexpected shape.
@@ -133,7 +142,7 @@ class _Source:
     def __init__(
         self,
         state: Mapping[str, torch.Tensor],
-        stored: Mapping[str, StoredBlocks],
+        stored: Mapping[str, StoredWeight],
         family: Family,
     ) -> None:
         self._state, self._stored = state, stored
@@ -149,8 +158,8 @@ class _Source:
         self.left.discard(name)
         return self._state[name]
 
-    def blocks(self, *names: str) -> tuple[StoredBlocks, ...]:
-        """The stored blocks of some weights; none if one of them has none."""
+    def blocks(self, *names: str) -> tuple[StoredWeight, ...]:
+        """What is stored of some weights; nothing if one of them is not stored."""
         found = [self._stored[name] for name in names if name in self._stored]
         return tuple(found) if len(found) == len(names) else ()
 
@@ -182,8 +191,17 @@ class _Source:
         if given and len(given) != len(names):
             raise NotSupported(f"only some of {', '.join(names)} have a bias")
         weights = [f"{prefix}.{name}.weight" for name in names]
-        fused = _fused([self._given(name) for name in weights])
-        return Linear(fused, _fused(given) if given else None, self.blocks(*weights))
+        parts, blocks = [self._given(name) for name in weights], self.blocks(*weights)
+        if blocks:
+            outputs = sum(len(part) for part in parts)
+            fused = stand_in((outputs, *parts[0].shape[1:]), parts[0].dtype)
+        else:
+            fused = _fused([*map(self._dequantized, weights, parts)])
+        return Linear(fused, _fused(given) if given else None, blocks)
+
+    def _dequantized(self, name: str, given: torch.Tensor) -> torch.Tensor:
+        stored = self._stored.get(name)
+        return given if stored is None else dequantized_in(stored, given.dtype)
 
 
 def _fused(parts: Sequence[torch.Tensor]) -> torch.Tensor:

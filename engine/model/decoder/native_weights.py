@@ -61,7 +61,9 @@ class PackedWeights:
 
     def linear(self, linear: Linear) -> LinearStruct:
         struct, quantized = self._struct(linear), _in_panels(self._quantized(linear))
-        return self._panels(quantized, struct) if quantized else self._strips(linear, struct)
+        if quantized:
+            return self._panels(quantized, struct)
+        return self._strips(linear.values, struct)
 
     def gate_up(self, linear: Linear | None) -> LinearStruct:
         """Gates and ups in turns; a struct of zeros for none."""
@@ -76,25 +78,26 @@ class PackedWeights:
             return self._panels([quantized.select(interleave)], struct)
         if parts:
             logger.info("gates and ups of different types are dequantized")
-        return self._strips(replace(linear, weight=interleave(linear.weight)), struct)
+        return self._strips(interleave(linear.values), struct)
 
     def embedding(self, weights: DecoderWeights) -> tuple[torch.Tensor | None, LinearStruct]:
         """The rows of the embedding, or None if they are packed; and what the kernels read."""
         if _is_tied(weights):
             return None, LinearStruct()
-        linear = Linear(weights.embedding.contiguous(), stored=weights.stored_embedding)
+        linear = Linear(weights.embedding, stored=weights.stored_embedding)
         quantized = self._quantized(linear)
         if quantized:
             return None, self._panels(quantized, self._struct(linear))
-        rows = self._slabs.keep(linear.weight) if self._shares else linear.weight
+        rows = linear.values.contiguous()
+        rows = self._slabs.keep(rows) if self._shares else rows
         return rows, LinearStruct(packed=rows.data_ptr())
 
     def _struct(self, linear: Linear) -> LinearStruct:
         outputs, inputs = linear.weight.shape
         return LinearStruct(bias=self.floats(linear.bias), inputs=inputs, outputs=outputs)
 
-    def _strips(self, linear: Linear, struct: LinearStruct) -> LinearStruct:
-        struct.outputs, struct.packed = len(linear.weight), self.keep(pack(linear.weight))
+    def _strips(self, weight: torch.Tensor, struct: LinearStruct) -> LinearStruct:
+        struct.outputs, struct.packed = len(weight), self.keep(pack(weight))
         return struct
 
     def _panels(self, parts: Sequence[QuantizedWeight], struct: LinearStruct) -> LinearStruct:

@@ -5,7 +5,7 @@ Knows no file format. The kernels are in kernels/panels.h.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -72,6 +72,25 @@ class QuantizedWeight:
         """The same values, with numbers of 8 bits."""
         offset = 128 - (1 << (self.bits - 1)) if self.minima is None else 0
         return replace(self, numbers=self.numbers + offset, bits=8)
+
+
+class StoredWeight(Protocol):
+    """A weight [outputs, inputs] as it is stored."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def unpacked(self) -> QuantizedWeight:
+        """Its numbers and scales, as the kernels multiply them."""
+        ...
+
+    def dequantized(self) -> torch.Tensor:
+        """[outputs, inputs], float32."""
+        ...
+
+    def rows(self, chosen: slice | torch.Tensor) -> torch.Tensor:
+        """The dequantized weights of some outputs, float32."""
+        ...
 
 
 def _products(values: torch.Tensor, factors: torch.Tensor | None) -> torch.Tensor:

@@ -27,7 +27,8 @@ from engine.model.decoder.native_decoder import NativeDecoder
 from engine.model.device.device_errors import cause_of, is_out_of_memory
 from engine.model.device.weight_files import WeightFiles
 from engine.model.kernels.build import KernelsUnavailable, best_variant
-from engine.model.wide.gguf_blocks import StoredBlocks
+from engine.model.kernels.quantized import StoredWeight
+from engine.model.wide.stored_layers import dequantize
 from engine.model.wide.transformers_model import TransformersModel
 
 ModelPath = Literal["auto", "fast", "wide"]
@@ -70,7 +71,7 @@ def choose_model(
     block_size: int = 16,
     compiled: bool = True,
     weight_files: WeightFiles | None = None,
-    stored: Mapping[str, StoredBlocks] = MappingProxyType({}),
+    stored: Mapping[str, StoredWeight] = MappingProxyType({}),
 ) -> CausalModel:
     """The fastest model with the same results as `served`; `served` itself if there is no other.
 
@@ -81,14 +82,15 @@ def choose_model(
         block_size: block size of the pool that will be used.
         compiled: whether the C++ form may be chosen.
         weight_files: where the C++ form shares its packed weights; None for nowhere.
-        stored: the quantized blocks of weights, by their names in the state dict. The C++ form
-            computes with them as they are.
+        stored: as in `LoadedModel`. The C++ form computes with them as they are. For every other
+            form and for the wide path, the weights of `served` are dequantized.
 
     Raises:
         ModelRefused: `model_path` is "fast", and no form of the fast path can serve the model.
     """
     # Only the wide path takes embeddings instead of tokens.
     if model_path == "wide" or served.picture_reader is not None:
+        dequantize(served.model)
         return served
     try:
         config = read_config(served)
@@ -99,9 +101,13 @@ def choose_model(
         if model_path == "fast":
             raise ModelRefused(f"the fast path cannot serve this model: {reason}") from error
         logger.info("served by the wide path: %s", reason)
+        dequantize(served.model)
         return served
     for form in _forms(weights.embedding.device.type, compiled=compiled, weight_files=weight_files):
         try:
+            if form is Decoder and stored:
+                dequantize(served.model)
+                weights = read_weights(config, served.model.state_dict(keep_vars=True))
             model = form(config, weights, mapped)
             names = [adapter.name for adapter in adapters]
             check_against(served, model, block_size=block_size, adapters=names)

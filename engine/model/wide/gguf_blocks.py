@@ -3,9 +3,9 @@
 The layout of blocks is that of ggml: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from types import MappingProxyType
 
@@ -47,6 +47,20 @@ class StoredBlocks:
     def dequantized(self) -> torch.Tensor:
         """The tensor in float32."""
         return _dequantized(self.kind, self.blocks).view(self.shape)
+
+    def rows(self, chosen: slice | torch.Tensor) -> torch.Tensor:
+        """Some rows of a matrix in float32."""
+        return _dequantized(self.kind, self.blocks[chosen])
+
+    def is_finite(self) -> bool:
+        """Whether all values are numbers."""
+        if self.kind in KINDS:
+            # A number times a finite scale of this type is finite in float32.
+            size, first, count = FACTORS[self.kind]
+            factors = _bytes(self.blocks, size, first)[..., : 2 * count].contiguous()
+            return bool(factors.view(torch.float16).isfinite().all())
+        # Much faster than a look at each value; what is not a number is the least and the largest.
+        return all(map(math.isfinite, self.dequantized().aminmax()))
 
     def has_the_values_of_the_library(self) -> bool:
         """Whether the library gguf gives the same values, bit for bit, for rows from all parts."""
@@ -179,6 +193,17 @@ KINDS: Mapping[str, Callable[[torch.Tensor], QuantizedWeight]] = {
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
 }
+#: Of these types, the bytes of a block, the first byte of its float16 factors, and their number.
+FACTORS: Mapping[str, tuple[int, int, int]] = {
+    "Q8_0": (34, 0, 1),
+    "Q4_0": (18, 0, 1),
+    "Q4_1": (20, 0, 2),
+    "Q5_0": (22, 0, 1),
+    "Q5_1": (24, 0, 2),
+    "Q4_K": (144, 0, 2),
+    "Q5_K": (176, 0, 2),
+    "Q6_K": (210, 208, 1),
+}
 
 
 def stored_blocks(
@@ -198,7 +223,7 @@ def stored_blocks(
             continue
         kind = GGMLQuantizationType(tensor.ggml_type)
         elements, size = GGML_QUANT_SIZES[kind]
-        rows, row_bytes = prod(tensor.shape[1:]), tensor.shape[0] // elements * size
+        rows, row_bytes = math.prod(tensor.shape[1:]), tensor.shape[0] // elements * size
         begin = header.data_start + tensor.offset
         blocks = data[begin : begin + rows * row_bytes].view(rows, row_bytes)
         num_heads = architecture.num_paired_heads(tensor.name, config)

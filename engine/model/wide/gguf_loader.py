@@ -1,4 +1,4 @@
-"""Loads the model of a GGUF file with dequantized weights, or refuses the file with a reason.
+"""Loads the model of a GGUF file, or refuses the file with a reason.
 
 Metadata or tensors that are not read may mean another model. So every key of the architecture and
 every tensor of the file must be known. Knows no attention backend and no tokenizer.
@@ -6,7 +6,6 @@ every tensor of the file must be known. Knows no attention backend and no tokeni
 
 import hashlib
 import importlib.util
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -35,6 +34,7 @@ from engine.model.wide.gguf_families import (
 )
 from engine.model.wide.gguf_header import GgufHeader, check_extents, read_parts
 from engine.model.wide.gguf_rotary import rotary_parameters
+from engine.model.wide.stored_layers import dequantize, keep_stored, stand_in
 from engine.model.wide.transformers_model import ATTENTION_NAME
 
 #: The library that knows the types of blocks, and how to install it.
@@ -50,9 +50,10 @@ _PLAIN_TYPES = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class GgufModel:
-    """A model with dequantized weights, and the end tokens that the file names.
+    """A model of quantized weights, and the end tokens that the file names.
 
     Args:
+        model: its layers keep `stored` weights.
         files: the file, or the parts of a split model.
         stored: as in `LoadedModel`.
     """
@@ -68,13 +69,14 @@ def is_gguf_name(path: str | Path) -> bool:
     return Path(path).suffix.lower() == ".gguf"
 
 
-def load_gguf(file: Path, *, dtype: torch.dtype | None) -> GgufModel:
-    """The model of a GGUF file, on the CPU.
+def load_gguf(file: Path, *, dtype: torch.dtype | None, device: torch.device) -> GgufModel:
+    """The model of a GGUF file, on the CPU. Its layers dequantize weights when they use them.
 
     Args:
         file: an existing file; of a split model, its first part.
         dtype: the type of the dequantized weights; None for that of the file, which is float32 if
             any weight is quantized.
+        device: where it will be; on other devices than a CPU, its weights are dequantized.
 
     Raises:
         ModelRefused: the file is damaged, lacks parts, or holds what is not known to be
@@ -108,6 +110,10 @@ def load_gguf(file: Path, *, dtype: torch.dtype | None) -> GgufModel:
     embedding = MODEL_TENSORS[EMBEDDING]
     if config.tie_word_embeddings and embedding in kept:
         kept[HEAD] = kept[embedding]
+    keep_stored(model, kept)
+    if device.type != "cpu":
+        dequantize(model)
+        kept = {}
     return GgufModel(
         model, tuple(parts), _end_tokens(header, config.vocab_size), MappingProxyType(kept)
     )
@@ -190,19 +196,21 @@ def _state_dict(
     dtype: torch.dtype,
     file: Path,
 ) -> Mapping[str, torch.Tensor]:
-    """The dequantized weights by their names in the model."""
+    """The weights by their names in the model; stand-ins for those that are kept."""
     state: dict[str, torch.Tensor] = {}
     # A part of a tensor comes before the next one.
     for name, blocks in sorted(stored.items()):
-        values = blocks.dequantized()
-        # Much faster than a look at each value; what is not a number is the least and the largest.
-        if not all(map(math.isfinite, values.aminmax())):
+        if not blocks.is_finite():
             raise ModelRefused(f"{file} is damaged: {name} has values that are not finite")
         if not blocks.has_the_values_of_the_library():
             raise ModelRefused(
                 f"gguf {version('gguf')} dequantizes the type {blocks.kind}, of {name} in {file}, "
                 "to other values than this engine; use the folder with safetensors"
             )
+        if blocks.can_be_kept:
+            state[name] = stand_in(blocks.shape, dtype)
+            continue
+        values = blocks.dequantized()
         if values.dim() == 1 and name.endswith("norm.weight"):
             values = values - architecture.norm_offset
         whole, values = name.split("/")[0], values.to(dtype)

@@ -26,9 +26,9 @@ from transformers import (
 from transformers.utils.hub import cached_file
 
 from engine.errors import ModelRefused
+from engine.model.kernels.quantized import StoredWeight
 from engine.model.wide.block_fp8 import NOTE, block_fp8, cast_plain_weights
 from engine.model.wide.fingerprint import PICTURE_FILES, content_of_folder, fingerprint_of
-from engine.model.wide.gguf_blocks import StoredBlocks
 from engine.model.wide.gguf_loader import content_of, first_line, is_gguf_name, load_gguf
 from engine.model.wide.load_report import refuse_unfitting
 from engine.model.wide.picture_reader import may_read_pictures
@@ -68,7 +68,7 @@ class LoadedModel:
         fingerprint: a hash of config, tokenizer files, weights, dtype, the versions of torch and
             transformers, and the type of processor. For a GGUF file it covers all bytes of the
             file, and that the wide path's weights are dequantized.
-        stored: of a GGUF file, its blocks of quantized weights, by their names in the state dict.
+        stored: on a CPU, the weights whose parameters are stand-ins (`stored_layers.keep_stored`).
         reads_pictures: whether the model has its encoder of pictures.
     """
 
@@ -78,7 +78,7 @@ class LoadedModel:
     eos_token_ids: frozenset[int]
     dtype: torch.dtype
     fingerprint: str
-    stored: Mapping[str, StoredBlocks] = field(default_factory=dict)
+    stored: Mapping[str, StoredWeight] = field(default_factory=dict)
     reads_pictures: bool = False
 
 
@@ -130,7 +130,7 @@ def _load_gguf(file: Path, dtype: str, device: torch.device | str) -> LoadedMode
     """Loads a GGUF file. `stored` are the weights as the file has them, quantized."""
     if not file.is_file():
         raise ModelRefused(_missing("file", file))
-    read = load_gguf(file, dtype=DTYPES.get(dtype))
+    read = load_gguf(file, dtype=DTYPES.get(dtype), device=torch.device(device))
     loaded = _loaded(
         read.model, file, content_of(read.files), device, eos_token_ids=read.eos_token_ids
     )

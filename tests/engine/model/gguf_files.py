@@ -16,6 +16,9 @@ from transformers import PreTrainedModel
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from engine.model.wide.loader import LoadedModel, load_model
+from engine.model.wide.stored_layers import dequantize
+
 #: 256 bytes, a few merged pieces, and three control tokens.
 PIECES = ["th", "in", "Ġt", "Ġth"]
 MERGES = ["t h", "i n", "Ġ t", "Ġ th"]
@@ -129,6 +132,13 @@ def tiny_model(name: str, *, seed: int = 0) -> PreTrainedModel:
                 offset = 0.0 if parameter_name.endswith("bias") else 1.0
                 parameter.copy_(offset + 0.1 * torch.randn_like(parameter))
     return model
+
+
+def load_dequantized(file: Path, **options) -> LoadedModel:
+    """The model of a file, with ordinary layers."""
+    loaded = load_model(file, **options)
+    dequantize(loaded.model)
+    return loaded
 
 
 def write_gguf(

@@ -21,6 +21,7 @@ from engine.model.kernels.build import VARIANTS, best_variant
 from engine.model.wide import gguf_blocks
 from engine.model.wide.gguf_blocks import KINDS
 from engine.model.wide.loader import load_model
+from engine.model.wide.stored_layers import dequantize
 from tests.engine.model.builders import generate, make_prompt, make_runner, requests_of
 from tests.engine.model.decoder.test_kernels import runnable
 from tests.engine.model.decoders import run_steps
@@ -59,6 +60,8 @@ class Subject:
 
     def native(self, *, stored=None, variant=None, files=None) -> NativeDecoder:
         stored = self.stored if stored is None else stored
+        if not stored:
+            dequantize(self.wide.model)
         weights = read_weights(self.config, self.wide.model.state_dict(), stored)
         variant = variant or best_variant()
         return NativeDecoder(self.config, weights, variant=variant, weight_files=files)

@@ -27,6 +27,7 @@ from tests.engine.model.gguf_files import (
     LLAMA3,
     TOKENS,
     architecture_of,
+    load_dequantized,
     tiny_model,
     write_gguf,
 )
@@ -98,7 +99,7 @@ def test_the_tokens_are_those_of_generate_with_the_dequantized_weights(name, kin
 
 def test_weights_are_those_of_the_dequantized_blocks_bit_for_bit(tmp_path):
     model = tiny_model("llama")
-    loaded = load_model(write_gguf(model, tmp_path / "m.gguf", kind=Type.Q4_1))
+    loaded = load_dequantized(write_gguf(model, tmp_path / "m.gguf", kind=Type.Q4_1))
     expected = model.state_dict()
     for name, values in loaded.model.state_dict().items():
         assert torch.equal(values, expected[name]), name
@@ -116,7 +117,7 @@ def test_config_and_weights_are_those_that_transformers_reads(name, tmp_path):
     """Two readings of one file; transformers reads neither scaled frequencies nor experts."""
     more = {"tokenizer.ggml.padding_token_id": 0}
     file = write_gguf(tiny_model(name), tmp_path / "m.gguf", kind=Type.Q8_0, more=more)
-    model = load_model(file).model
+    model = load_dequantized(file).model
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name)
     expected = theirs.state_dict()
     assert expected.keys() == model.state_dict().keys()

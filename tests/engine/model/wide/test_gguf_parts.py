@@ -9,7 +9,7 @@ from gguf import GGMLQuantizationType as Type
 
 from engine.errors import ModelRefused
 from engine.model.wide.loader import load_model
-from tests.engine.model.gguf_files import tiny_model, write_gguf
+from tests.engine.model.gguf_files import load_dequantized, tiny_model, write_gguf
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def parts(folder, tmp_path):
 
 def test_the_model_is_that_of_the_whole_file(parts, tmp_path):
     whole = write_gguf(tiny_model("llama scaled"), tmp_path / "m.gguf", kind=Type.Q8_0)
-    expected, loaded = load_model(whole), load_model(parts[0])
+    expected, loaded = load_dequantized(whole), load_dequantized(parts[0])
     assert len(parts) == 5
     assert loaded.model.config.rope_parameters == expected.model.config.rope_parameters
     state = loaded.model.state_dict()
