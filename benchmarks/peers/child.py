@@ -6,6 +6,7 @@ output:
     {"model": folder, "dtype": "bf16" | "fp32", "workspace": folder}     → {"ready": facts}
     {"requests": [{"prompt": ids, "num_output_tokens": n, "arrival_seconds": s}, ...]}
                                        → {"generations": [{"tokens": ids, "seconds": times}, ...]}
+    {"logits_of": ids, "to": file}     → {"written": file}, if the engine can write them
 
 All output of libraries goes to standard error. The child ends at the end of its input.
 """
@@ -17,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,14 @@ class ServedEngine(Protocol):
         """Generate greedily, ignoring the end of sequence; one Generation per request, in order."""
 
 
+@runtime_checkable
+class WritesLogits(Protocol):
+    """An engine that can write its logits."""
+
+    def write_logits(self, tokens: Sequence[int], to: Path) -> None:
+        """Write the logits after each token of a prompt, [tokens, vocabulary], in float32."""
+
+
 def serve(load: Callable[[Path, str, Path], ServedEngine]) -> None:
     """Answer the parent until it closes the pipe. The first message loads the engine.
 
@@ -63,6 +72,10 @@ def serve(load: Callable[[Path, str, Path], ServedEngine]) -> None:
             seconds = time.perf_counter() - started
             loaded = {"load_seconds": round(seconds, 2), "resident_mb": resident_mb()}
             answer = {"ready": {**loaded, **engine.facts}}
+        elif "logits_of" in message:
+            assert isinstance(engine, WritesLogits)
+            engine.write_logits(message["logits_of"], Path(message["to"]))
+            answer = {"written": message["to"]}
         else:
             generations = engine.run([Request(**request) for request in message["requests"]])
             answer = {"generations": [vars(generation) for generation in generations]}

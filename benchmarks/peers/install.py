@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.common.arguments import names_of
-from benchmarks.common.cases import PRETRAINED, Case
+from benchmarks.common.cases import Case
 from benchmarks.common.models import model_folder
 from benchmarks.peers.register import PEERS, PEERS_FOLDER, ROOT
 
@@ -59,7 +59,7 @@ def prepare(name: str, case: Case) -> None:
 
 def quantize(case: Case) -> None:
     """Write the GGUF file of a quantized case, unless that was done. InstallFailed."""
-    if case.model == PRETRAINED or case.gguf_file.exists():
+    if case.gguf_file.exists():
         return
     _build_loop()
     _convert_for_llama_cpp(case.model, "bf16")

@@ -87,6 +87,16 @@ class LlamaEngine:
             begin = end
         return generations
 
+    def write_logits(self, tokens: Sequence[int], to: Path) -> None:
+        size = self._library.quire_llama_vocab_size(self._single)
+        logits = (ctypes.c_float * (len(tokens) * size))()
+        error = self._library.quire_llama_logits(
+            self._single, len(tokens), (ctypes.c_int32 * len(tokens))(*tokens), logits
+        )
+        if error:
+            raise RuntimeError(f"llama_decode failed with {error}")
+        to.write_bytes(logits)
+
 
 if __name__ == "__main__":
     serve(LlamaEngine)

@@ -68,6 +68,23 @@ void plan(llama_batch& batch, Request& request, int32_t sequence, int32_t room) 
 
 extern "C" {
 
+// Writes the logits after each token of a text, [num_tokens, vocabulary]. It must fit one batch.
+// Returns 0, or libllama's error.
+int32_t quire_llama_logits(void* handle, int32_t num_tokens, const int32_t* tokens, float* logits) {
+    Engine& engine = *static_cast<Engine*>(handle);
+    llama_memory_clear(llama_get_memory(engine.context), false);
+    engine.batch.n_tokens = 0;
+    for (int32_t i = 0; i < num_tokens; ++i) put(engine.batch, tokens[i], i, 0, true);
+    const int32_t error = llama_decode(engine.context, engine.batch);
+    if (error != 0) return error;
+    for (int32_t i = 0; i < num_tokens; ++i)
+        std::copy_n(llama_get_logits_ith(engine.context, i), engine.vocab_size,
+                    logits + static_cast<size_t>(i) * engine.vocab_size);
+    return 0;
+}
+
+int32_t quire_llama_vocab_size(void* handle) { return static_cast<Engine*>(handle)->vocab_size; }
+
 // Writes a file with other weights, of the kind that llama.cpp numbers so. Returns 0 if it is done.
 uint32_t quire_llama_quantize(const char* source, const char* output, int32_t kind,
                               int32_t num_threads) {

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,17 +52,24 @@ class PeerProcess:
 
     def run(self, workload: Workload) -> list[Generation]:
         """Run a workload while all other children are stopped; generations in order of requests."""
-        self._signal(signal.SIGCONT)
-        try:
-            answer = self._ask({"requests": [as_request(item) for item in workload.items]})
-        finally:
-            self._stand_still()
+        answer = self._ask_awake({"requests": [as_request(item) for item in workload.items]})
         return [Generation(**generation) for generation in answer["generations"]]
+
+    def write_logits(self, tokens: Sequence[int], to: Path) -> None:
+        """Let the child write the logits after each token, [tokens, vocabulary] in float32."""
+        self._ask_awake({"logits_of": list(tokens), "to": str(to)})
 
     def close(self) -> None:
         """Kill the child and all processes it has started; harmless if it has already ended."""
         self._signal(signal.SIGKILL)
         self._process.wait()
+
+    def _ask_awake(self, message: dict[str, Any]) -> dict[str, Any]:
+        self._signal(signal.SIGCONT)
+        try:
+            return self._ask(message)
+        finally:
+            self._stand_still()
 
     def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
         assert self._process.stdin is not None and self._process.stdout is not None

@@ -20,6 +20,9 @@ class EchoEngine:
     def run(self, requests):
         return drive(requests, add=self._add, has_work=lambda: bool(self._left), step=self._step)
 
+    def write_logits(self, tokens, to):
+        to.write_bytes(bytes(tokens))
+
     def _add(self, index, request):
         if request.prompt == [CRASH]:
             os._exit(1)

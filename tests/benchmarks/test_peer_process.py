@@ -41,6 +41,12 @@ def test_a_child_stands_still_between_its_runs(echo):
     assert echo.run(workload(WorkItem((1,), 1)))[0].tokens == [2]
 
 
+def test_a_child_writes_its_logits_and_then_stands_still(echo, tmp_path):
+    echo.write_logits([3, 4], tmp_path / "logits")
+    assert (tmp_path / "logits").read_bytes() == b"\3\4"
+    test_a_child_stands_still_between_its_runs(echo)
+
+
 def test_a_child_that_dies_is_named_with_the_place_of_its_last_words(echo, tmp_path):
     with pytest.raises(PeerFailed, match=f"echo ended; its last words are in {tmp_path}"):
         echo.run(workload(WorkItem((CRASH,), 1)))

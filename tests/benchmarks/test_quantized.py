@@ -1,0 +1,54 @@
+"""How far a form is from the reference is measured on tokens that have a context."""
+
+import math
+
+import pytest
+import torch
+
+from benchmarks.bench_quantized import FORMS, LLAMA_CPP, NOT_JUDGED, Distance, peer_of
+
+COUNT, VOCAB = NOT_JUDGED + 5, 8
+
+
+def logits() -> torch.Tensor:
+    return torch.randn(COUNT, VOCAB, generator=torch.Generator().manual_seed(0))
+
+
+def distance(found: torch.Tensor, expected: torch.Tensor) -> Distance:
+    total = Distance()
+    total.add(found, expected, [index % VOCAB for index in range(COUNT)])
+    return total
+
+
+def test_the_reference_itself_agrees_everywhere():
+    found = distance(logits(), logits() + 3.0)
+    assert (found.num_agreed, found.num_tokens) == (4, 4)
+    assert found.divergence == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_first_tokens_and_the_last_one_are_not_judged():
+    other = logits()
+    other[:NOT_JUDGED] *= -1
+    other[-1] *= -1
+    assert distance(other, logits()) == distance(logits(), logits())
+    other[NOT_JUDGED] *= -1
+    assert distance(other, logits()).num_agreed == 3
+
+
+def test_divergence_and_surprise_are_those_of_their_formulas():
+    expected = torch.zeros(COUNT, 2)
+    found = expected + torch.tensor([math.log(3.0), 0.0])
+    total = Distance()
+    total.add(found, expected, [0] * COUNT)
+    one = 0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25)
+    assert total.divergence == pytest.approx(4 * one, rel=1e-5)
+    assert total.surprise == pytest.approx(-4 * math.log(0.75), rel=1e-5)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_of_ours_names_its_digits_to_the_child(form):
+    peer, dtype = peer_of(form)
+    expected = {"dequantized": "0", "one-digit": "1", "two-digits": "2", "float32": "3"}
+    assert peer.environment().get("QUIRE_BENCH_DIGITS") == expected.get(form)
+    assert dtype == ("fp32" if form == "float32" else "bf16")
+    assert (peer.name == LLAMA_CPP) == (form == LLAMA_CPP)
