@@ -27,6 +27,9 @@ constexpr int64_t PANEL_STRIPS = 2, PANEL = PANEL_STRIPS * LANES;
 constexpr int64_t NESTED_GROUPS = 8;
 // Rows of digits in a register tile; a tile of COLUMNS part vectors has twice as many accumulators.
 constexpr int PANEL_ROWS = 6, COLUMNS = PARTS == 1 ? PANEL_STRIPS : 1;
+// The sums of a row of digits: of two panels, which are multiplied by a tile in turns. So a row is read
+// from the first-level cache for the second panel.
+constexpr int64_t SUMS_STRIDE = TILE_STRIPS * LANES;
 // Numbers are prefetched this many bytes ahead.
 constexpr int64_t PANEL_AHEAD = 4096;
 
@@ -89,10 +92,19 @@ inline PartVector widen_halves(const char* from) {
 #endif
 }
 
-// Integers of 8 bits as float32.
+// Integers of 8 bits as float32. The compiler converts bytes one by one, which takes longer than all
+// products of a group, so they are named instructions.
 inline PartVector widen_bytes(const char* from) {
+#if defined(__AVX512F__)
+  const PartIntegers integers =
+      (PartIntegers)_mm512_maskz_cvtepi8_epi32(0xffff, load<__m128i>(from));
+#elif defined(__AVX2__)
+  typedef char Characters __attribute__((vector_size(16)));
+  const PartIntegers integers = (PartIntegers)__builtin_ia32_pmovsxbd256(load<Characters>(from));
+#else
   typedef int8_t PartBytes __attribute__((vector_size(PART_BYTES / 4)));
   const auto integers = __builtin_convertvector(load<PartBytes>(from), PartIntegers);
+#endif
   return __builtin_convertvector(integers, PartVector);
 }
 
@@ -189,7 +201,7 @@ void panel_kernel(const DigitGroup* rows, int64_t groups, const char* panel,
   for (int r = 0; r < R; r++)
 #pragma GCC unroll 2
     for (int c = 0; c < COLUMNS; c++)
-      store((char*)(sums + r * PANEL) + column + c * PART_BYTES, total[r][c]);
+      store((char*)(sums + r * SUMS_STRIDE) + column + c * PART_BYTES, total[r][c]);
 }
 
 // The sums of `count` rows of digits, PANEL_ROWS at most, with a whole panel.
@@ -217,18 +229,24 @@ void multiply_panels(const DigitRows& rows, const QuireLinear& linear, int64_t f
     const int64_t end = std::min(last, part.last);
     const char* panel =
         (const char*)part.panels->packed + (strip - part.first) / PANEL_STRIPS * shape.all;
-    for (; strip < end; strip += PANEL_STRIPS, panel += shape.all) {
-      const int64_t count = std::min(PANEL_STRIPS, end - strip);
-      const char* ahead = strip + count >= last ? (const char*)next.start : panel + PANEL_AHEAD;
+    for (int64_t count; strip < end; strip += count, panel += count / PANEL_STRIPS * shape.all) {
+      count = std::min<int64_t>(TILE_STRIPS, end - strip);
+      bool first_tile = true;
       for_each_tile(rows.count, PANEL_ROWS / rows.digits, [&](int64_t r, int64_t n) {
-        multiply_panel(rows.at(r), n * rows.digits, rows.groups, panel, part.panels->bits, shape,
-                       ahead, sums);
-        ahead = nullptr;
+        for (int64_t s = 0; s < count; s += PANEL_STRIPS) {
+          const char* const from = panel + s / PANEL_STRIPS * shape.all;
+          const char* ahead = nullptr;
+          if (first_tile)
+            ahead = strip + s + PANEL_STRIPS >= last ? (const char*)next.start : from + PANEL_AHEAD;
+          multiply_panel(rows.at(r), n * rows.digits, rows.groups, from, part.panels->bits, shape,
+                         ahead, sums + s * LANES);
+        }
+        first_tile = false;
         for (int64_t i = 0; i < n; i++) {
-          float* const to = sums + i * rows.digits * PANEL;
+          float* const to = sums + i * rows.digits * SUMS_STRIDE;
           for (int64_t d = 1; d < rows.digits; d++)
-            for (int64_t j = 0; j < PANEL; j += LANES)
-              store(to + j, load<Vector>(to + j) + load<Vector>(to + d * PANEL + j));
+            for (int64_t j = 0; j < count * LANES; j += LANES)
+              store(to + j, load<Vector>(to + j) + load<Vector>(to + d * SUMS_STRIDE + j));
           epilogue(rows.first_row + r + i, strip, to, count);
         }
       });
