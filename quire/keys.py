@@ -26,8 +26,8 @@ hash tag: a whole shard lies in one slot, so that every transition can be one sc
     b:<id>              string   the encoded GenerationRequest; deleted when the request ends,
                                  unless the queue keeps prompts: then with the record.
     p:<sha256>          string   the bytes of a picture that requests name by this digest. Stored
-                                 for ten minutes; SUBMIT lets it live as long as its request may
-                                 wait, and for the retention after that.
+                                 for ten minutes; SUBMIT, and the worker that reads it, let it live
+                                 as long as its request may wait, and for the retention after that.
     o:<id>              stream   the output log. The entry of a chunk has the id
                                  `<index of its last token>-<epoch>` and the fields `from`, `ids`
                                  (msgpack array), `text`, `at_ms` (when it was written), `ends` (see

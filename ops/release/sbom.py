@@ -21,7 +21,10 @@ from ops.release.licences import LicenceRules, licence_of
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "sbom"
 #: The extras that the image installs (ops/Dockerfile).
-IMAGE_EXTRAS = ("worker", "gateway", "notifier", "console", "s3", "grammars", "gguf", "fp8", "otel")
+IMAGE_EXTRAS = (
+    *("worker", "gateway", "notifier", "console", "s3"),
+    *("grammars", "gguf", "fp8", "pictures", "otel"),
+)
 
 
 def main() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quire.queue.claim.claim import Claiming
+from quire.queue.claim.pictures import HoldingPictures
 from quire.queue.control.controlling import Controlling
 from quire.queue.lease.lease import Leasing
 from quire.queue.lease.moving import Expiring, Moving
@@ -17,7 +18,16 @@ from quire.queue.workers.beats import Beating
 
 
 class WorkerSide(
-    Side, Counting, Claiming, Committing, Leasing, Moving, Restoring, Announcing, Beating
+    Side,
+    Counting,
+    Claiming,
+    HoldingPictures,
+    Committing,
+    Leasing,
+    Moving,
+    Restoring,
+    Announcing,
+    Beating,
 ):
     """Claims requests, publishes their outputs, and looks after those of dead workers."""
 

@@ -28,6 +28,7 @@ _PARTS_OF: Mapping[str, Sequence[str]] = {
     "submit/discard": _COMMON,
     "claim/claim": (*PARTS, "claim/affinity"),
     "claim/balance": PARTS,
+    "claim/hold": _COMMON,
     "publish/extend": _COMMON,
     "publish/commit": PARTS,
     "lease/heartbeat": PARTS,

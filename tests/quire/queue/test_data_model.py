@@ -218,8 +218,8 @@ def test_a_server_in_cluster_mode_runs_every_script(monkeypatch):
 def test_every_transition_of_the_protocol_has_its_script():
     assert [*TRANSITIONS] == [
         "announce", "balance", "beat_worker", "cancel", "claim", "commit", "condemn", "dead_letter",
-        "discard", "expire", "extend", "fail", "heartbeat", "promote", "reap", "release", "requeue",
-        "restore", "submit", "survey",
+        "discard", "expire", "extend", "fail", "heartbeat", "hold", "promote", "reap", "release",
+        "requeue", "restore", "submit", "survey",
     ]  # fmt: skip
 
 

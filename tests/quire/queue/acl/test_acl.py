@@ -94,7 +94,8 @@ def test_who_submits_may_store_pictures_and_a_worker_may_read_them(as_role, role
     asked = [{"role": "user", "content": [{"type": "image", "image": picture}]}]
     for _ in range(2):
         client.submit(messages=asked)
-    assert as_role("worker").pictures([sha256(picture)]) == {sha256(picture): picture}
+    found = as_role("worker").hold_pictures([sha256(picture)])
+    assert found == {sha256(picture): picture}
 
 
 @pytest.mark.parametrize("role", ["producer", "gateway"])

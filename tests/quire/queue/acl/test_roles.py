@@ -60,6 +60,11 @@ class Scene:
         self._broker.commit([make_item(claim, 0, 1)])
         return claim
 
+    def picture(self) -> str:
+        """The digest of a picture that expires in a minute."""
+        self._broker.connection.set(self._broker.keys.picture("0" * 64), b"png", px=60_000)
+        return "0" * 64
+
     def letter(self) -> DeadLetter:
         self._broker.dead_letter(self.claim(), "tired")
         return self._broker.dead_letters()[0]
@@ -110,6 +115,7 @@ CALLS: dict[str, Call] = {
     "peek": lambda side, scene: side.peek(count=1, block_seconds=0.01),
     "balance": lambda side, scene: side.balance(),
     "claim": lambda side, scene: side.claim([scene.candidate()]),
+    "hold_pictures": lambda side, scene: side.hold_pictures([scene.picture()]),
     "dead_letter": lambda side, scene: side.dead_letter(scene.claim(), "tired"),
     "commit": lambda side, scene: side.commit([make_item(scene.claim(), 1, 2, final=True)]),
     "commit_with": lambda side, scene: side.commit_with([make_item(scene.claim(), 1, 2)], []),

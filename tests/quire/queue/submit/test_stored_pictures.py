@@ -151,6 +151,23 @@ def test_an_event_loop_stores_them_too(connection, broker, life):
     assert life(RED) > WAIT_MS
 
 
+def test_a_worker_holds_the_pictures_of_its_claims(client, broker, connection, life):
+    client.submit(**chat(RED, BLUE), deadline=100)
+    assert life(RED) < 3_700_001
+    connection.delete(broker.keys.picture(sha256(BLUE)))
+    digests = [sha256(RED), sha256(BLUE), sha256(RED)]
+    assert broker.hold_pictures(digests) == {sha256(RED): RED}
+    assert life(RED) > 86_400_000
+    assert broker.hold_pictures([]) == {}
+
+
+def test_to_hold_a_picture_never_shortens_its_life(client, broker, life):
+    client.submit(**chat(RED), delay_seconds=50_000)
+    longest = life(RED)
+    broker.hold_pictures([sha256(RED)])
+    assert life(RED) > longest - 60_000
+
+
 @pytest.mark.real_redis
 def test_each_shard_of_a_cluster_has_the_pictures_of_its_requests(cluster: Cluster):
     queue = "test-pictures"
