@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from engine.constraint import Constraint
 from engine.logprobs import Logprobs
 from engine.picture import Picture
-from engine.request import Pooling, Request
+from engine.request import NO_SLOT, Pooling, Request
 from engine.sampling_params import SamplingParams
 
 IntArray = NDArray[np.int64]
@@ -33,6 +33,14 @@ class BlockCopy(NamedTuple):
 
     source: int
     destination: int
+
+
+class StateCopy(NamedTuple):
+    """Copy the recurrent state after `num_tokens` tokens, of all layers, between two slots."""
+
+    source: int
+    destination: int
+    num_tokens: int
 
 
 class BatchRow(NamedTuple):
@@ -52,6 +60,9 @@ class BatchRow(NamedTuple):
     False for a row with a `constraint`.
 
     `adapter` is the name of the LoRA adapter of its tokens; None for none.
+
+    `state_slot` has the recurrent state of the request, for a model that has one. The row reads the
+    state after `start` tokens, which is zero for none, and writes that after its last token.
 
     With `pooling`, a row that `samples` yields the vector of its prompt, and no token.
 
@@ -77,6 +88,7 @@ class BatchRow(NamedTuple):
     adapter: str | None = None
     pooling: Pooling | None = None
     pictures: Sequence[Picture] = ()
+    state_slot: int = NO_SLOT
 
     @property
     def output_index(self) -> int:
@@ -187,6 +199,7 @@ class DecodeRows:
                 constraint=request.constraint,
                 adapter=request.adapter,
                 pictures=request.pictures,
+                state_slot=request.state_slot,
             )
             for request, token_id, start, table in zip(
                 self.requests,
@@ -221,6 +234,8 @@ class Batch:
     swap_out: device block -> host block; swap_in: host block -> device block. The rows are the
     decodes, then the catch-up rows, which may also have a single token. `catch_up_requests` are the
     live records of the catch-up rows, in the same order; without meaning for a runner.
+
+    `state_out` and `state_in` are the same copies of recurrent states, between slots.
     """
 
     step: int
@@ -229,6 +244,8 @@ class Batch:
     catch_up_requests: tuple[Request, ...] = ()
     swap_out: tuple[BlockCopy, ...] = ()
     swap_in: tuple[BlockCopy, ...] = ()
+    state_out: tuple[StateCopy, ...] = ()
+    state_in: tuple[StateCopy, ...] = ()
 
     @property
     def rows(self) -> tuple[BatchRow, ...]:
@@ -261,7 +278,8 @@ class Batch:
 
     @property
     def is_empty(self) -> bool:
-        return not (self.num_rows or self.swap_out or self.swap_in)
+        copies = self.swap_out or self.swap_in or self.state_out or self.state_in
+        return not (self.num_rows or copies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +338,8 @@ class ComputedStep(NamedTuple):
 class Runner(Protocol):
     """Executes Batches on a device, in the order in which they are launched.
 
-    Its only state is the KV pool: running the same rows twice gives the same tokens.
+    Its only state are the KV pool and the slots of recurrent states: running the same rows twice
+    gives the same tokens.
 
     Raises:
         DeviceFailed: results of the device can no longer be trusted, or a swap failed part-way.

@@ -3,7 +3,8 @@
 Frozen: resolving "auto" values creates a new object.
 """
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from typing import Literal
 
 #: Default of `max_num_seqs` by type of device. A decode on a GPU reads the weights once for all its
@@ -12,6 +13,8 @@ NUM_SEQS = {"cpu": 64, "cuda": 256}
 
 #: The number of priority classes.
 NUM_CLASSES = 4
+
+logger = logging.getLogger(__name__)
 
 #: The default of `max_scored_tokens`: enough rows for an efficient matrix product.
 MAX_SCORED_TOKENS = 256
@@ -78,6 +81,14 @@ class EngineConfig:
     #: Measured seconds to copy one block to the host and back; "auto" compares it with the measured
     #: time of recomputing.
     block_copy_seconds: float = 0.0
+    #: Slots for recurrent states on the device: no more requests run. 0 for a model without such a
+    #: state. With slots there is no prefix cache and no speculation: both would need a state that
+    #: is gone.
+    num_state_slots: int = 0
+    #: Slots on the host, for requests that are preempted by swap.
+    num_host_state_slots: int = 0
+    #: As `block_copy_seconds`, for one state.
+    state_copy_seconds: float = 0.0
     #: Check the invariants after every step (tests, staging); an idle engine always checks them.
     check_invariants: bool = False
 
@@ -91,6 +102,9 @@ class EngineConfig:
         assert 0.0 <= self.watermark < 1.0 and self.aging_seconds > 0.0
         assert len(self.class_shares) in (0, NUM_CLASSES) and min(self.class_shares, default=0) >= 0
         assert sum(self.class_shares) <= 1.0 + 1e-9
+        assert self.num_state_slots >= 0 and self.num_host_state_slots >= 0
+        if self.num_state_slots:
+            assert not (self.enable_prefix_caching or self.num_speculative_tokens)
         if self.whole_prompts:
             room = min(self.max_tokens_per_row, self.max_prefill_tokens or self.max_model_len)
             assert self.pools and room >= self.max_model_len and not self.enable_prefix_caching
@@ -99,6 +113,29 @@ class EngineConfig:
     def max_request_tokens(self) -> int:
         """The most tokens of a request, limited by the model and by the size of the pool."""
         return min(self.max_model_len, self.num_blocks * self.block_size)
+
+    def with_states(
+        self, num_slots: int, num_host_slots: int, copy_seconds: float
+    ) -> "EngineConfig":
+        """The configuration for a model with so many slots for recurrent states, if there are any.
+
+        Without the prefix cache and speculation, which is logged.
+        """
+        if not num_slots:
+            return self
+        if self.enable_prefix_caching or self.num_speculative_tokens:
+            logger.info(
+                "the model has a recurrent state: no prefix cache, since a prefix is useless "
+                "without the state behind it, and no drafts, since none can be taken back"
+            )
+        return replace(
+            self,
+            num_state_slots=num_slots,
+            num_host_state_slots=num_host_slots,
+            state_copy_seconds=copy_seconds,
+            enable_prefix_caching=False,
+            num_speculative_tokens=0,
+        )
 
     @property
     def max_tokens_per_row(self) -> int:

@@ -4,6 +4,9 @@ Each slot stores the token, the position and the adapter that were written to it
 picture, a number made of the picture and the token's place in it. The next token is a hash of the
 row's slots, read through its block table. So a block that is allocated twice, lost in a swap or
 cached under a wrong hash gives a wrong token, as with a real model.
+
+It may also have a recurrent state: here everything that was written so far. It must be the same as
+what the slots say, so a state that is lost, misplaced or that of another length is noticed.
 """
 
 import hashlib
@@ -15,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from engine.batch import UNKNOWN_TOKEN, Batch, BatchRow, LaunchedStep, StepResult, Vector
+from engine.cache.state_tags import StateTags
 from engine.constraint import allows, why_no_token
 from engine.logprobs import Logprobs
 from engine.picture import Picture
@@ -34,6 +38,7 @@ class FakeRunner:
         num_blocks, num_host_blocks, block_size: as in the engine's configuration.
         vocab_size: tokens are chosen from `0 .. vocab_size - 1` without the `never` ids.
         never: ids that are never produced, such as the end of sequence.
+        num_state_slots, num_host_state_slots: as in the engine's configuration.
         memory: the number of last tokens that determine the next one; 0 for all tokens. With a
             short memory, an output repeats itself, so that it can be guessed.
         before_run: called with each batch first; may raise, wait or record.
@@ -46,6 +51,8 @@ class FakeRunner:
         num_blocks: int,
         block_size: int,
         num_host_blocks: int = 0,
+        num_state_slots: int = 0,
+        num_host_state_slots: int = 0,
         vocab_size: int = 1000,
         never: Collection[int] = (0,),
         memory: int = 0,
@@ -56,6 +63,11 @@ class FakeRunner:
         self._vocabulary = [id_ for id_ in range(vocab_size) if id_ not in never]
         self._device = [[EMPTY_SLOT] * block_size for _ in range(num_blocks)]
         self._host = [[EMPTY_SLOT] * block_size for _ in range(num_host_blocks)]
+        self._tags = StateTags(num_state_slots)
+        #: By buffer, and by slot of the host: what the state was made of.
+        self._states: list[tuple[Slot, ...]] = [()] * self._tags.num_buffers
+        self._host_states: list[tuple[Slot, ...]] = [()] * num_host_state_slots
+        self._has_states = num_state_slots > 0
         self._memory = memory
         self._before_run = before_run
         self._runs_ahead = runs_ahead
@@ -70,13 +82,11 @@ class FakeRunner:
         """
         if self._before_run is not None:
             self._before_run(batch)
-        for source, destination in batch.swap_out:
-            self._host[destination] = list(self._device[source])
-        for source, destination in batch.swap_in:
-            self._device[destination] = list(self._host[source])
+        self._swap(batch)
         rows = [with_known_token(row, after) for row in batch.rows]
         for row in rows:
             self._write(row)
+        self._advance_states(rows)
         self.script.raise_if_failing(batch)
         token_ids: dict[str, int] = {}
         failures: dict[str, str] = {}
@@ -129,12 +139,42 @@ class FakeRunner:
             slot = (content, position, row.adapter)
             self._device[block_id][position % self._block_size] = slot
 
+    def _swap(self, batch: Batch) -> None:
+        for source, destination in batch.swap_out:
+            self._host[destination] = list(self._device[source])
+        for source, destination in batch.swap_in:
+            self._device[destination] = list(self._host[source])
+        for source, destination, num_tokens in batch.state_out:
+            buffer = self._tags.buffer_after(source, num_tokens)
+            self._host_states[destination] = self._states[buffer]
+        for source, destination, num_tokens in batch.state_in:
+            self._states[self._tags.put(destination, num_tokens)] = self._host_states[source]
+
+    def _advance_states(self, rows: Sequence[BatchRow]) -> None:
+        """Write each row's new state; rows may be computed again."""
+        if not (self._has_states and rows):
+            return
+        slots, starts, ends = np.array([[row.state_slot, row.start, row.end] for row in rows]).T
+        turn = self._tags.turn(slots, starts, ends)
+        for row, read, written in zip(rows, turn.reads, turn.writes, strict=True):
+            new = [
+                (fake_content(token_id, position, row.pictures), position, row.adapter)
+                for position, token_id in enumerate(row.token_ids, start=row.start)
+            ]
+            self._states[written] = (*self._states[read], *new)
+        self._tags.commit(turn)
+
+    def _state_of(self, row: BatchRow) -> tuple[Slot, ...]:
+        return self._states[self._tags.buffer_after(row.state_slot, row.end)]
+
     def _read(self, row: BatchRow) -> list[int]:
         """The tokens of the row's slots, read through its block table."""
         slots = [slot for block_id in row.block_ids for slot in self._device[block_id]][: row.end]
         written = [(position, adapter) for _, position, adapter in slots]
         expected = [(position, row.adapter) for position in range(row.end)]
         assert written == expected, f"{row.request_id} reads a corrupted cache"
+        if self._has_states:
+            assert self._state_of(row) == tuple(slots), f"{row.request_id} has a corrupted state"
         return [token_id for token_id, _, _ in slots]
 
     def _vectors(self, rows: Sequence[BatchRow]) -> dict[str, Vector]:

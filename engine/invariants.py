@@ -4,7 +4,7 @@ Tests and staging check them after every step. In production they are checked wh
 idle; a violation is then logged and counted, but never ends the worker.
 """
 
-from engine.request import Request, RequestState
+from engine.request import NO_SLOT, Request, RequestState
 from engine.scheduling.scheduler import Scheduler
 
 
@@ -15,7 +15,7 @@ def violations(scheduler: Scheduler) -> list[str]:
     """
     cache, config, alive = scheduler.kv_cache, scheduler.config, scheduler.requests
     running = scheduler.running
-    found = cache.violations(set(alive))
+    found = cache.violations(set(alive)) + cache.states.violations(alive.values())
     if running.ending:
         found.append("tokens are expected between two steps")
     if len(running) > config.max_num_seqs:
@@ -27,6 +27,8 @@ def violations(scheduler: Scheduler) -> list[str]:
     found += running.decodes.violations()
     if not alive and cache.pool.num_owned:
         found.append("an idle engine owns blocks")
+    if not alive and cache.states.pool.num_owned:
+        found.append("an idle engine owns slots of states")
     for request in alive.values():
         laws = [*progress_laws(request, scheduler), *holding_laws(request, scheduler)]
         found += [f"{request.request_id}: {law}" for law in laws]
@@ -57,12 +59,17 @@ def progress_laws(request: Request, scheduler: Scheduler) -> list[str]:
 
 
 def holding_laws(request: Request, scheduler: Scheduler) -> list[str]:
-    """Violated invariants of one request's blocks: it holds exactly the blocks that it needs."""
+    """Violated invariants of what one request holds: the blocks and the slot that it needs."""
     found = []
     cache, name = scheduler.kv_cache, request.request_id
     holds_device = cache.holds(name) and not cache.is_swapped(name)
     if holds_device != (request.state is RequestState.RUNNING):
         found.append(f"holds device blocks in state {request.state}")
+    if cache.states.is_needed:
+        if (request.state_slot != NO_SLOT) != holds_device:
+            found.append(f"has state slot {request.state_slot} in state {request.state}")
+        if (request.host_state_slot != NO_SLOT) != cache.is_swapped(name):
+            found.append("its state and its blocks are not swapped together")
     if holds_device:
         num_slots = len(cache.block_ids(name)) * cache.block_size
         if num_slots < request.num_computed_tokens:

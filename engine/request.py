@@ -19,6 +19,9 @@ from engine.picture import Picture
 from engine.prompt_lookup import PromptLookup
 from engine.sampling_params import SamplingParams
 
+#: The slot of a request that has none.
+NO_SLOT = -1
+
 
 class Priority(IntEnum):
     """Four classes; a higher value wins."""
@@ -195,6 +198,9 @@ class Request:
     lookup: PromptLookup | None = None
     #: Hashes of its first full blocks; the KV cache appends to them as it needs more.
     block_hashes: list[bytes] = field(default_factory=list)
+    #: Its slots for a recurrent state, on the device and on the host; set by `StateSlots` alone.
+    state_slot: int = NO_SLOT
+    host_state_slot: int = NO_SLOT
     times: RequestTimes = field(init=False)
 
     def __post_init__(self) -> None:

@@ -1,5 +1,7 @@
 """The block tables of requests. Knows no priorities, no device and no tensor.
 
+Beside its blocks a running request may hold a slot for a recurrent state: see `state_slots`.
+
 Blocks are allocated for tokens that the next step computes, never for future tokens. A request is
 admitted when all of its *known* tokens fit. The blocks of its later chunks are then promised: their
 number is reserved, so that two half-computed prompts can never block each other.
@@ -16,6 +18,7 @@ from struct import Struct
 
 from engine.batch import BlockCopy
 from engine.cache.block_pool import BlockPool
+from engine.cache.state_slots import StateSlots
 from engine.picture import content_between
 from engine.request import Request
 
@@ -52,10 +55,15 @@ class KVCache:
         block_size: int,
         num_host_blocks: int = 0,
         enable_prefix_caching: bool = True,
+        num_state_slots: int = 0,
+        num_host_state_slots: int = 0,
     ) -> None:
+        # The keys and values of a prefix are useless without the state behind it.
+        assert not (num_state_slots and enable_prefix_caching)
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
         self.host_pool = BlockPool(num_host_blocks)
+        self.states = StateSlots(num_state_slots, num_host_state_slots)
         self.enable_prefix_caching = enable_prefix_caching
         self.num_promised = 0
         self._tables: dict[str, BlockTable] = {}
@@ -125,6 +133,7 @@ class KVCache:
             device_block_ids=hits, num_promised=promised, num_remembered=len(hits)
         )
         self.num_promised += promised
+        self.states.take(request)
         return len(hits) * self.block_size
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
@@ -193,8 +202,14 @@ class KVCache:
             self.pool.free(table.device_block_ids)
             self.host_pool.free(table.host_block_ids)
 
+    def release(self, request: Request) -> None:
+        """Free all that the request holds; it may hold nothing."""
+        self.free(request.request_id)
+        self.states.free(request)
+
     def can_swap_out(self, request: Request) -> bool:
-        return 0 < self.blocks_for(request.num_computed_tokens) <= self.host_pool.num_free
+        has_blocks = 0 < self.blocks_for(request.num_computed_tokens) <= self.host_pool.num_free
+        return has_blocks and self.states.can_swap_out
 
     def num_dropped_tokens(self, request: Request) -> int:
         """Computed tokens that would have to be computed again if the request were freed now.
@@ -213,7 +228,10 @@ class KVCache:
         return request.num_computed_tokens - num_kept * self.block_size
 
     def swap_out(self, request: Request) -> list[BlockCopy]:
-        """Move computed blocks to the host; return the copies, which the runner must do first."""
+        """Move computed blocks to the host; return the copies, which the runner must do first.
+
+        A recurrent state moves with them, by the step's `StateMoves`.
+        """
         table = self._tables[request.request_id]
         assert self.can_swap_out(request)
         assert not table.host_block_ids
@@ -223,6 +241,7 @@ class KVCache:
         self.num_promised -= table.num_promised
         table.num_promised = table.num_remembered = 0
         self.pool.free(device_ids)
+        self.states.swap_out(request)
         return [BlockCopy(*pair) for pair in zip(device_ids, table.host_block_ids, strict=False)]
 
     def swap_in(self, request: Request) -> list[BlockCopy]:
@@ -238,6 +257,7 @@ class KVCache:
         # Not freed yet: a step swaps out before it swaps in, so a swap-out of the same step could
         # overwrite these blocks before they are read.
         self._host_blocks_in_flight += host_ids
+        self.states.swap_in(request)
         return [BlockCopy(*pair) for pair in zip(host_ids, table.device_block_ids, strict=True)]
 
     def end_of_step(self) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine.batch import Batch, BatchRow, BlockCopy, DecodeRows
+from engine.cache.state_slots import StateMoves
 from engine.request import Request
 
 
@@ -29,6 +30,7 @@ class Plan:
     behind: set[str] = field(default_factory=set)
     swap_out: list[BlockCopy] = field(default_factory=list)
     swap_in: list[BlockCopy] = field(default_factory=list)
+    state_moves: StateMoves = field(default_factory=StateMoves)
 
     def take(
         self,
@@ -63,6 +65,7 @@ class Plan:
             adapter=request.adapter,
             pooling=request.pooling,
             pictures=request.pictures,
+            state_slot=request.state_slot,
         )
         self.rows[request.request_id] = row, request
         self.budget -= len(row.token_ids)
@@ -104,4 +107,6 @@ class Plan:
             catch_up_requests=tuple(request for _, request in self.rows.values()),
             swap_out=tuple(self.swap_out),
             swap_in=tuple(self.swap_in),
+            state_out=tuple(self.state_moves.out),
+            state_in=tuple(self.state_moves.back),
         )

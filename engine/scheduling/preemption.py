@@ -38,7 +38,9 @@ class Preemption:
         self._running = running
         self._kv_cache = kv_cache
         self._stats = stats
-        self.cost = PreemptionCost(config.block_copy_seconds)
+        self.cost = PreemptionCost(
+            config.block_copy_seconds, state_copy_seconds=config.state_copy_seconds
+        )
         self._watermark_blocks = int(config.watermark * config.num_blocks)
 
     def victims_for(
@@ -46,7 +48,8 @@ class Preemption:
     ) -> Sequence[Request] | None:
         """Whom to preempt to admit a request; nobody if there is room, None if it must wait.
 
-        There is room where a slot is free, and blocks for all its known tokens. Those `planned` in
+        There is room where a slot is free, one for a recurrent state too, and blocks for all its
+        known tokens. Those `planned` in
         this step came before it and stay. `least` is the smallest number of victims: where it is
         1, free room alone does not do.
         """
@@ -89,7 +92,7 @@ class Preemption:
             return self._kv_cache.swap_out(victim)
         self._stats.preemptions_recompute += 1
         self._stats.preempted_tokens += victim.num_computed_tokens
-        self._kv_cache.free(victim.request_id)
+        self._kv_cache.release(victim)
         victim.num_computed_tokens = 0
         return []
 
@@ -103,7 +106,8 @@ class Preemption:
             num_left = num_running - num_gone
             # Alone, a request may fill the pool; otherwise the running ones need room to grow.
             spare_blocks = self._watermark_blocks if num_left else 0
-            if num_left < most and lacking + spare_blocks <= 0:
+            has_slots = num_left < most and self._kv_cache.states.has_room(num_gone=num_gone)
+            if has_slots and lacking + spare_blocks <= 0:
                 return num_gone
         return None
 

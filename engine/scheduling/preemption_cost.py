@@ -1,8 +1,8 @@
 """Whether a victim's KV is cheaper to copy to the host and back, or to compute again.
 
 Both costs are measured on this machine: the copies once, when the model is loaded
-(`EngineConfig.block_copy_seconds`); the computation in every step with prefill. Knows no block and
-no request.
+(`EngineConfig.block_copy_seconds` and `state_copy_seconds`); the computation in every step with
+prefill. Knows no block and no request.
 """
 
 #: Weight of the newest step in the running mean of the seconds per token.
@@ -14,10 +14,12 @@ class PreemptionCost:
 
     Args:
         block_copy_seconds: to copy one block to the host and back.
+        state_copy_seconds: the same for a recurrent state; 0.0 without one.
     """
 
-    def __init__(self, block_copy_seconds: float) -> None:
+    def __init__(self, block_copy_seconds: float, *, state_copy_seconds: float = 0.0) -> None:
         self._block_copy_seconds = block_copy_seconds
+        self._state_copy_seconds = state_copy_seconds
         self._token_seconds: float | None = None
 
     def note_step(self, *, num_prefill_tokens: int, num_tokens: int, seconds: float) -> None:
@@ -35,11 +37,12 @@ class PreemptionCost:
             self._token_seconds += NEWEST_WEIGHT * (newest - self._token_seconds)
 
     def prefers_swap(self, *, num_blocks: int, num_dropped_tokens: int) -> bool:
-        """Whether copying `num_blocks` is cheaper than computing `num_dropped_tokens` again.
+        """Whether copying `num_blocks` and a state is cheaper than computing tokens again.
 
         False as long as no prefill has been measured.
         """
         if self._token_seconds is None:
             return False
         recompute = num_dropped_tokens * self._token_seconds
-        return num_blocks * self._block_copy_seconds < recompute
+        swap = num_blocks * self._block_copy_seconds + self._state_copy_seconds
+        return swap < recompute

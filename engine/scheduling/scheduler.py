@@ -43,6 +43,8 @@ class Scheduler:
             block_size=config.block_size,
             num_host_blocks=config.num_host_blocks,
             enable_prefix_caching=config.enable_prefix_caching,
+            num_state_slots=config.num_state_slots,
+            num_host_state_slots=config.num_host_state_slots,
         )
         self.stats = SchedulerStats()
         self.requests: dict[str, Request] = {}
@@ -164,7 +166,7 @@ class Scheduler:
         error: str | None = None,
         faulty_field: str | None = None,
     ) -> None:
-        """End a request, whatever its state, and free all its blocks."""
+        """End a request, whatever its state, and free all that it holds."""
         if request.state is RequestState.RUNNING:
             self.running.leave(request)
             request.transition(RequestState.FINISHED)
@@ -177,7 +179,7 @@ class Scheduler:
         request.faulty_field = faulty_field
         request.times.finished = now
         self._last_end = self._last_step
-        self.kv_cache.free(request.request_id)
+        self.kv_cache.release(request)
         del self.requests[request.request_id]
 
     # -- planning ---------------------------------------------------------------------------------
@@ -198,6 +200,7 @@ class Scheduler:
             prefill_budget=config.max_prefill_tokens or config.max_num_batched_tokens,
             scored_budget=config.max_scored_tokens,
             now=now,
+            state_moves=self.kv_cache.states.begin_step(),
         )
 
     def _plan_decodes(self, plan: Plan) -> None:

@@ -138,6 +138,8 @@ class Machine:
         self.runner = FakeRunner(
             num_blocks=self.config.num_blocks,
             num_host_blocks=self.config.num_host_blocks,
+            num_state_slots=self.config.num_state_slots,
+            num_host_state_slots=self.config.num_host_state_slots,
             block_size=self.config.block_size,
             vocab_size=self.vocab_size,
             never=(EOS,),

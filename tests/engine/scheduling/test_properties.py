@@ -23,7 +23,7 @@ from tests.engine.builders import (
     make_request,
 )
 
-configs = st.builds(
+plain_configs = st.builds(
     make_config,
     num_blocks=st.integers(3, 24),
     num_host_blocks=st.sampled_from([0, 3, 40]),
@@ -44,6 +44,15 @@ configs = st.builds(
     class_shares=st.sampled_from([(), (), (0.05, 0.3, 0.4, 0.25), (0.5, 0.0, 0.0, 0.5)]),
 )
 
+
+#: Half of them for a model with a recurrent state.
+configs = st.builds(
+    EngineConfig.with_states,
+    plain_configs,
+    num_slots=st.sampled_from([0, 0, 1, 6]),
+    num_host_slots=st.sampled_from([0, 1, 6]),
+    copy_seconds=st.sampled_from([0.0, 0.1]),
+)
 
 #: Configurations in which no running request skips a step.
 mixing_configs = configs.map(lambda config: replace(config, batch_mode="mixed"))
@@ -168,7 +177,7 @@ def seen(batch: Batch) -> tuple:
     rows = [
         (*row._replace(output_token_ids=len(row.output_token_ids)), row.end) for row in batch.rows
     ]
-    return rows, batch.swap_out, batch.swap_in
+    return rows, batch.swap_out, batch.swap_in, batch.state_out, batch.state_in
 
 
 @settings(max_examples=75, deadline=None)
