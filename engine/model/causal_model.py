@@ -12,6 +12,8 @@ import torch
 
 from engine.model.attention.interface import AttentionMetadata, StepAttention
 from engine.model.device.kv_pool import KVPool, LayerShape, Slots
+from engine.model.device.state_pool import StateShapes
+from engine.model.recurrence import RecurrentRows
 from engine.picture import Picture
 
 #: Returned instead of a token id if the largest logit is not finite.
@@ -51,6 +53,7 @@ class StepInputs:
         attention: the step's attention, planned once for all layers.
         adapted: the tokens with an adapter, one entry per adapter.
         pictured: the rows whose requests have pictures.
+        recurrent: the rows, for a model with a recurrent state; None for others.
     """
 
     token_ids: torch.Tensor
@@ -61,6 +64,7 @@ class StepInputs:
     attention: StepAttention
     adapted: Sequence[AdaptedTokens] = ()
     pictured: Sequence[PicturedRow] = ()
+    recurrent: RecurrentRows | None = None
 
 
 class CausalModel(Protocol):
@@ -89,6 +93,21 @@ class CausalModel(Protocol):
     def forward(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
         """Write the step's keys and values to `kv_pool`; return [logit rows, vocab_size]."""
         ...
+
+
+@runtime_checkable
+class Recurrent(Protocol):
+    """A decoder that may have layers with a recurrent state, in the pool's `states`."""
+
+    @property
+    def state_shapes(self) -> Sequence[StateShapes]:
+        """The shapes of each such layer's state; empty if there is none."""
+        ...
+
+
+def state_shapes_of(model: CausalModel) -> Sequence[StateShapes]:
+    """The shapes of a model's recurrent states; empty if it has none."""
+    return model.state_shapes if isinstance(model, Recurrent) else ()
 
 
 @runtime_checkable

@@ -13,10 +13,13 @@ import numpy as np
 import torch
 
 from engine.batch import NO_DECODES, UNKNOWN_TOKEN, BatchRow, DecodeRows
+from engine.cache.state_tags import Turn
 from engine.model.attention.interface import AttentionBackend, AttentionMetadata, IntArray
 from engine.model.causal_model import AdaptedTokens, CausalModel, PicturedRow, StepInputs
 from engine.model.device.kv_pool import KVPool, Slots
 from engine.model.device.transfer import to_device
+from engine.model.recurrence import RecurrentRows
+from engine.request import NO_SLOT
 
 _NO_ROWS = np.zeros(0, dtype=np.int64)
 
@@ -57,6 +60,7 @@ class HostStep:
         fed: the source of tokens that the host does not know yet; None if it knows all.
         adapted: for each adapter in the step, the indices of its tokens.
         pictured: the rows whose requests have pictures.
+        state_slots: [rows], the slots of their recurrent states, `NO_SLOT` for padding.
     """
 
     token_ids: IntArray
@@ -69,6 +73,7 @@ class HostStep:
     adapted: Mapping[str, IntArray] = field(default_factory=dict)
     num_scored: int = 0
     pictured: Sequence[PicturedRow] = ()
+    state_slots: IntArray = field(default_factory=lambda: _NO_ROWS)
 
     @property
     def num_tokens(self) -> int:
@@ -84,9 +89,12 @@ class HostStep:
         rows = np.flatnonzero(begun & partial)
         return metadata.block_tables[rows, last[rows]]
 
-    def inputs(self, backend: AttentionBackend) -> StepInputs:
-        """The step as tensors on the device, with its planned attention."""
-        device = self.metadata.device
+    def inputs(self, backend: AttentionBackend, turn: Turn | None = None) -> StepInputs:
+        """The step as tensors on the device, with its planned attention.
+
+        `turn` says where the recurrent states are, for a model that has some.
+        """
+        device, lens = self.metadata.device, self.metadata.query_lens
         token_ids, positions, blocks, offsets, logit_rows = (
             to_device(array, device)
             for array in (
@@ -109,6 +117,7 @@ class HostStep:
                 for name, tokens in self.adapted.items()
             ],
             pictured=self.pictured,
+            recurrent=None if turn is None else RecurrentRows(lens, turn, device),
         )
 
 
@@ -176,6 +185,7 @@ def lay_out(
                 if row.pictures
             ),
         ],
+        state_slots=_state_slots(rows, decodes),
     )
 
 
@@ -225,6 +235,7 @@ def pad(step: HostStep, *, multiple: int, spare_block: int) -> HostStep:
         adapted=step.adapted,
         num_scored=step.num_scored,
         pictured=step.pictured,
+        state_slots=np.concatenate((step.state_slots, zeros + NO_SLOT)),
     )
 
 
@@ -251,10 +262,15 @@ def compute_logits(
         kv_pool.clear(to_device(begun, step.metadata.device))
     if graphs is not None and graphs.accepts(step):
         return graphs.run(step)
-    if multiple == 1:
-        return model.forward(step.inputs(backend), kv_pool)
-    step = pad(step, multiple=multiple, spare_block=kv_pool.spare_block)
-    return model.forward(step.inputs(backend), kv_pool)[:num_logits]
+    if multiple > 1:
+        step = pad(step, multiple=multiple, spare_block=kv_pool.spare_block)
+    if kv_pool.states is None:
+        return model.forward(step.inputs(backend), kv_pool)[:num_logits]
+    metadata = step.metadata
+    turn = kv_pool.states.turn(step.state_slots, metadata.starts, metadata.context_lens)
+    logits = model.forward(step.inputs(backend, turn), kv_pool)[:num_logits]
+    kv_pool.states.commit(turn)
+    return logits
 
 
 def reads_unwritten_slots(model: CausalModel, backend: AttentionBackend) -> bool:
@@ -276,6 +292,7 @@ def _lay_out_decodes(decodes: DecodeRows, device: torch.device, fed: Fed | None)
         fed=fed,
         adapted=_adapted([request.adapter for request in decodes.requests], rows, ones),
         pictured=_pictured_decodes(decodes),
+        state_slots=_state_slots((), decodes),
     )
 
 
@@ -287,6 +304,15 @@ def _pictured_decodes(decodes: DecodeRows) -> list[PicturedRow]:
         if request.pictures
         for start in (int(decodes.starts[index]),)
     ]
+
+
+def _state_slots(rows: Sequence[BatchRow], decodes: DecodeRows) -> IntArray:
+    """The slots of all rows; empty for a model without a recurrent state."""
+    first = decodes.requests[0] if len(decodes) else rows[0]
+    if first.state_slot == NO_SLOT:
+        return _NO_ROWS
+    slots = [request.state_slot for request in decodes.requests]
+    return np.array(slots + [row.state_slot for row in rows], dtype=np.int64)
 
 
 def _adapted(

@@ -1,4 +1,6 @@
-"""Compares our engine with `generate` of transformers on one small model: alone, batched, resumed.
+"""Compares our engine with `generate` of transformers on one small model.
+
+It is compared alone, batched, chunked, preempted and resumed.
 
 The model has random weights in every parameter, also in those that start as ones or zeros, so that
 a part that is dropped changes its tokens.
@@ -16,7 +18,14 @@ from engine.errors import ModelRefused
 from engine.model.run.model_runner import ModelRunner
 from engine.model.wide.loader import _check_architecture
 from engine.model.wide.transformers_model import TransformersModel
-from tests.engine.model.builders import Oracle, generate, make_prompt, make_request, make_runner
+from tests.engine.model.builders import (
+    SCARCE,
+    Oracle,
+    generate,
+    make_prompt,
+    make_request,
+    make_runner,
+)
 from tests.golden_models.configs import class_name, small_config
 
 #: Shorter than, as long as and longer than blocks and windows.
@@ -118,6 +127,18 @@ def difference_of(runner: ModelRunner, expected: dict[str, tuple[list[int], list
             generate(runner, [request(name) for name in expected], max_num_batched_tokens=7).tokens,
             whole,
         ),
+        **{
+            f"preempted by {mode}": (
+                generate(
+                    runner,
+                    [request(name) for name in expected],
+                    preemption_mode=mode,
+                    **SCARCE,
+                ).tokens,
+                whole,
+            )
+            for mode in ("recompute", "swap")
+        },
         "resumed": (
             generate(runner, [request(name, PUBLISHED) for name in expected]).tokens,
             rest,

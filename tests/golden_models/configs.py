@@ -138,6 +138,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "gemma4_assistant": _GEMMA4_ASSISTANT,
     "gemma4_unified_assistant": _GEMMA4_ASSISTANT,
     "gpt_neo": {"attention_types": [[["global", "local"], LAYERS // 2]], "window_size": WINDOW},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "llama4_text": {"attention_chunk_size": MAX_LENGTH, "floor_scale": WINDOW, "attn_scale": 0.5},
     "longcat_flash": {"zero_expert_num": 2, "num_layers": 2, "head_dim": 8},

@@ -3,9 +3,10 @@
 Knows no architecture by name. One forward pass over a few tokens shows which modules attend, which
 keys and values they store per token, and which tokens they see: the mask function of each layer is
 evaluated for positions up to the model's limit, so a window is found without a prompt of that
-length. A second check compares the serving path (two packed prompts in two steps) with the model's
-own attention on each prompt alone. It detects everything else that passes from token to token, such
-as a recurrent state, or positions that ignore `position_ids`.
+length. Mixers with a recurrent state are found by the names of their classes. A second check
+compares the serving path (two packed prompts in two steps) with the model's own attention on each
+prompt alone. It detects everything else that passes from token to token, such as another recurrent
+state, or positions that ignore `position_ids`.
 """
 
 import inspect
@@ -22,6 +23,7 @@ from engine.model.attention.dense import additive, attend, visible
 from engine.model.checks.rehearsal import reference_rehearsal
 from engine.model.device.device_errors import cause_of, is_device_failure
 from engine.model.device.kv_pool import LayerShape
+from engine.model.wide.mixers import mixers_in
 from engine.model.wide.transformers_model import (
     ATTENTION_NAME,
     PROBE_NAME,
@@ -95,7 +97,8 @@ def probe(model: PreTrainedModel, *, max_model_len: int) -> TransformersModel:
             use_cache=False,
             return_dict=True,
         ).logits
-    _check_layer_count(model, recorder.layers)
+    if next(mixers_in(model), None) is None:
+        _check_layer_count(model, recorder.layers)
     _check_cached_windows(model, recorder.layers, max_model_len)
     served = TransformersModel(
         model,
@@ -156,6 +159,9 @@ class _Recorder:
         mask = additive(visible(positions, positions, window), options["dtype"])[None, None]
         self._masks.append((mask, window))
         return mask
+
+    def mix(self, module: nn.Module, hidden: torch.Tensor) -> None:
+        """Leave it to the module: its state is that of the one prompt."""
 
     def attend(
         self,

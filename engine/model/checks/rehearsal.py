@@ -12,13 +12,17 @@ import torch
 from engine.batch import BatchRow
 from engine.model.attention.interface import AttentionBackend
 from engine.model.attention.reference import ReferenceAttention
-from engine.model.causal_model import CausalModel
+from engine.model.causal_model import CausalModel, state_shapes_of
 from engine.model.device.kv_pool import KVPool
+from engine.model.device.state_pool import StatePool
 from engine.model.step import compute_logits, lay_out, reads_unwritten_slots, with_all_logits
+from engine.request import NO_SLOT
 from engine.sampling_params import SamplingParams
 
 #: A step: the number of tokens that it computes of each prompt, possibly 0.
 Step = Sequence[int]
+#: The number that recurrent states are made of after cached tokens.
+CACHED_STATE = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +73,7 @@ class Rehearsal:
                         *range(pool.num_blocks - 1 - index, len(shared) - 1, -len(prompts)),
                     ],
                     adapter=adapters[index % len(adapters)],
+                    state_slot=index if pool.states else NO_SLOT,
                 )
                 for index in members
             ]
@@ -97,6 +102,7 @@ class Rehearsal:
             dtype=self.dtype,
             device=self.device,
             has_spare_block=self.multiple > 1,
+            states=self._states(model, len(prompts)),
         )
         # Cached by shape: layers have few different shapes, and the noise may take gigabytes.
         noise = cache(partial(_noise, dtype=self.dtype, device=self.device))
@@ -107,6 +113,17 @@ class Rehearsal:
         if self.multiple > 1 and reads_unwritten_slots(model, self.backend):
             pool.clear(torch.tensor([pool.spare_block], device=self.device))
         return pool
+
+    def _states(self, model: CausalModel, num_slots: int) -> StatePool | None:
+        """A slot for each prompt, with a state after the cached tokens; the others have NaN."""
+        shapes = state_shapes_of(model)
+        if not shapes:
+            return None
+        states = StatePool(shapes, num_slots=num_slots, device=self.device)
+        states.poison()
+        if self.num_cached:
+            states.fill(range(num_slots), self.num_cached, CACHED_STATE)
+        return states
 
 
 def reference_rehearsal(*, dtype: torch.dtype, device: torch.device, block_size: int) -> Rehearsal:
@@ -132,7 +149,12 @@ def _blocks_each(prompts: Sequence[Sequence[int]], block_size: int) -> int:
 
 
 def _row(
-    token_ids: Sequence[int], *, start: int, block_ids: Sequence[int], adapter: str | None
+    token_ids: Sequence[int],
+    *,
+    start: int,
+    block_ids: Sequence[int],
+    adapter: str | None,
+    state_slot: int,
 ) -> BatchRow:
     return BatchRow(
         request_id="",
@@ -144,4 +166,5 @@ def _row(
         prompt_token_ids=[],
         output_token_ids=[],
         adapter=adapter,
+        state_slot=state_slot,
     )

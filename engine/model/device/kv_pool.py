@@ -1,6 +1,7 @@
 """The keys and values of all blocks, on the device and in a bounded pool on the host.
 
-It has only the tensors; `engine.cache.block_pool` knows the owners of blocks.
+Beside them are the recurrent states of a model that has some. It has only the tensors;
+`engine.cache.block_pool` knows the owners of blocks.
 """
 
 import math
@@ -12,6 +13,7 @@ import torch
 
 from engine.batch import BlockCopy
 from engine.model.device.copy_lane import CopyLane, CudaLane, SameLane
+from engine.model.device.state_pool import StatePool
 
 #: Alignment of blocks on a CPU; without it, every row of a block would span two cache lines.
 CACHE_LINE_BYTES = 64
@@ -40,6 +42,7 @@ class KVPool:
         num_host_blocks: blocks on the host, for requests preempted by swap.
         has_spare_block: adds one block that no request gets, to which padding is written.
         lane: orders swaps against computations; the default depends on the device.
+        states: the recurrent states of the model's other layers; None if it has none.
     """
 
     def __init__(
@@ -53,11 +56,13 @@ class KVPool:
         num_host_blocks: int = 0,
         has_spare_block: bool = False,
         lane: CopyLane | None = None,
+        states: StatePool | None = None,
     ) -> None:
         assert num_blocks >= 1 and block_size >= 1 and num_host_blocks >= 0
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_host_blocks = num_host_blocks
+        self.states = states
 
         target = torch.device(device)
         on_cuda = target.type == "cuda"

@@ -1,11 +1,11 @@
-"""Measures how long a block takes to the host and back. Decides nothing."""
+"""Measures how long a block or a state takes to the host and back. Decides nothing."""
 
 import statistics
 from collections.abc import Callable
 
 import torch
 
-from engine.batch import BlockCopy
+from engine.batch import BlockCopy, StateCopy
 from engine.model.device.kv_pool import KVPool
 
 #: Blocks per measured copy: those of a request of medium length.
@@ -25,16 +25,39 @@ def block_copy_seconds(
     if not count or now is None:
         return 0.0
     copies = [BlockCopy(block_id, block_id) for block_id in range(count)]
-    rounds = [_round_trip(kv_pool, copies, device, now) for _ in range(1 + NUM_ROUNDS)]
-    return statistics.median(rounds[1:]) / count
+
+    def round_trip() -> None:
+        kv_pool.swap_out(copies)
+        kv_pool.swap_in(copies)
+
+    return _median_seconds(round_trip, device, now) / count
 
 
-def _round_trip(
-    kv_pool: KVPool, copies: list[BlockCopy], device: torch.device, now: Callable[[], float]
+def state_copy_seconds(
+    kv_pool: KVPool, device: torch.device, now: Callable[[], float] | None
 ) -> float:
-    began = now()
-    kv_pool.swap_out(copies)
-    kv_pool.swap_in(copies)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return now() - began
+    """The same for one recurrent state; 0.0 without one."""
+    states = kv_pool.states
+    if states is None or not states.num_host_slots or now is None:
+        return 0.0
+    states.fill([0], 1, 0.0)
+    copies = [StateCopy(0, 0, 1)]
+
+    def round_trip() -> None:
+        states.swap_out(copies)
+        states.swap_in(copies)
+
+    return _median_seconds(round_trip, device, now)
+
+
+def _median_seconds(
+    round_trip: Callable[[], None], device: torch.device, now: Callable[[], float]
+) -> float:
+    seconds = []
+    for _ in range(1 + NUM_ROUNDS):
+        began = now()
+        round_trip()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(now() - began)
+    return statistics.median(seconds[1:])

@@ -1,5 +1,6 @@
 """Loads a model folder into a ModelRunner: chooses the path, checks it, and sizes the KV pool."""
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -9,6 +10,7 @@ import torch
 from engine.config import NUM_SEQS
 from engine.errors import ModelRefused
 from engine.model.attention.interface import AttentionUnavailable
+from engine.model.causal_model import state_shapes_of
 from engine.model.decoder.decoder import Decoder
 from engine.model.decoder.native_decoder import NativeDecoder
 from engine.model.device.container import CGROUP, whole_processors
@@ -16,11 +18,12 @@ from engine.model.device.device_errors import cause_of, is_out_of_memory
 from engine.model.device.kv_pool import KVPool, bytes_per_block
 from engine.model.device.memory import free_memory_bytes, memory_share, release_memory
 from engine.model.device.pool_size import StepSize, blocks_in, memory_for_blocks, useful_blocks
+from engine.model.device.state_pool import StatePool, bytes_of_slots, bytes_per_state
 from engine.model.device.step_threads import StepThreads
 from engine.model.device.weight_files import weight_files_in
 from engine.model.kernels.build import KernelsUnavailable
 from engine.model.load.chosen import Chosen, choose
-from engine.model.load.copy_time import block_copy_seconds
+from engine.model.load.copy_time import block_copy_seconds, state_copy_seconds
 from engine.model.load.fast_path import ModelPath
 from engine.model.run.graphs import CudaCapturer, DecodeGraphs
 from engine.model.run.model_runner import ConfigFacts, Limits, ModelRunner
@@ -34,6 +37,8 @@ NUM_BATCHED_TOKENS = {"cpu": 256, "cuda": 2048}
 SHARED_WEIGHTS_BYTES = 1 << 36
 #: The memory of the host, where the blocks of swapped requests are.
 HOST = torch.device("cpu")
+#: The most copies of one layer's states of all running requests that are alive at once.
+LIVE_STATES = 4
 #: Share of the host's free memory that these blocks take by default.
 HOST_MEMORY_SHARE = 0.25
 #: At load, at most this much of a KV pool is touched, for at most this time, so that its pages are
@@ -42,6 +47,8 @@ TOUCHED_AT_LOAD_BYTES = 1 << 30
 TOUCHED_AT_LOAD_SECONDS = 1.0
 #: Bytes that are touched between two readings of the clock.
 TOUCHED_AT_ONCE_BYTES = 32 << 20
+
+logger = logging.getLogger(__name__)
 
 
 def load_runner(
@@ -73,9 +80,11 @@ def load_runner(
     share of the memory that the weights leave free, at most what `max_num_seqs` requests of full
     length use. The host has as many as a share of its free memory holds, and none where requests
     never lack one. A named `attention_backend` excludes the C++ decoder, which shares its weights
-    in `shared_weights`. With `deterministic`, logits do not depend on what else a step computes.
-    `adapters` are LoRA folders by name, `load` reads weights. With a clock `now`, copies are timed,
-    and first blocks are touched. ModelRefused if this cannot be served here, or memory lacks.
+    in `shared_weights`. A recurrent state adds a slot for each of `max_num_seqs` requests, whose
+    memory is not part of `kv_cache_memory_bytes`. With `deterministic`, logits do not depend on
+    what else a step computes. `adapters` are LoRA folders by name, `load` reads weights. With a
+    clock `now`, copies are timed, and first blocks are touched. ModelRefused if this cannot be
+    served here, or memory lacks.
     """
     target = prepared_device(device)
     rows, tokens = _step_limits(target, max_num_seqs, max_num_batched_tokens)
@@ -102,7 +111,7 @@ def load_runner(
         now=now,
     )
     graphs = _graphs(chosen, kv_pool, limits) if captures else None
-    facts = _facts(chosen, kv_pool, graphs, limits, block_copy_seconds(kv_pool, target, now))
+    facts = _facts(chosen, kv_pool, graphs, limits, now)
     return _runner(chosen, kv_pool, graphs, limits, facts, async_scheduling=async_scheduling)
 
 
@@ -147,7 +156,7 @@ def _default_device() -> str:
 def _num_blocks(chosen: Chosen, limits: Limits, *, memory_bytes: int | None) -> int:
     """The number of blocks, from the memory that the pool may take."""
     shapes, sizes = chosen.model.layer_shapes, (chosen.block_size, chosen.dtype)
-    if memory_bytes is not None:
+    if memory_bytes is not None and shapes:
         return blocks_in(memory_bytes, shapes, block_size=sizes[0], dtype=sizes[1])
     step = StepSize(
         num_tokens=limits.max_num_batched_tokens,
@@ -159,11 +168,21 @@ def _num_blocks(chosen: Chosen, limits: Limits, *, memory_bytes: int | None) -> 
         max_rank=chosen.max_rank,
         num_scored=limits.max_num_scored,
     )
-    memory = memory_for_blocks(
-        free_memory_bytes(chosen.device), step, share=memory_share(chosen.device)
-    )
+    free = free_memory_bytes(chosen.device) - _bytes_of_states(chosen, limits)
+    memory = memory_for_blocks(free, step, share=memory_share(chosen.device))
+    if not shapes:
+        # Blocks without layers take no memory: they only count tokens.
+        return _useful_blocks(chosen, limits)
     fitting = blocks_in(memory, shapes, block_size=sizes[0], dtype=sizes[1])
     return min(_useful_blocks(chosen, limits), fitting)
+
+
+def _bytes_of_states(chosen: Chosen, limits: Limits) -> int:
+    """Bytes of all slots on the device, and of the states that a layer reads in a step."""
+    shapes = state_shapes_of(chosen.model)
+    largest = max((bytes_per_state([one]) for one in shapes), default=0)
+    alive = LIVE_STATES * limits.max_num_seqs * largest
+    return bytes_of_slots(shapes, limits.max_num_seqs) + alive
 
 
 def _useful_blocks(chosen: Chosen, limits: Limits) -> int:
@@ -176,7 +195,7 @@ def _useful_blocks(chosen: Chosen, limits: Limits) -> int:
 
 def _num_host_blocks(chosen: Chosen, limits: Limits, *, num_blocks: int) -> int:
     """The default size of the host's pool: no more blocks than the device has."""
-    if num_blocks >= _useful_blocks(chosen, limits):
+    if num_blocks >= _useful_blocks(chosen, limits) or not chosen.model.layer_shapes:
         return 0
     size = bytes_per_block(
         chosen.model.layer_shapes, block_size=chosen.block_size, dtype=chosen.dtype
@@ -212,6 +231,7 @@ def _kv_pool(
             device=chosen.device,
             num_host_blocks=num_host_blocks,
             has_spare_block=has_spare_block,
+            states=_states(chosen, limits, has_host_slots=num_host_blocks > 0),
         )
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
@@ -220,9 +240,25 @@ def _kv_pool(
             f"there is not enough memory for a KV cache of {num_blocks} blocks on "
             f"{chosen.device} and {num_host_blocks} on the host: {cause_of(error)}"
         ) from error
-    if now is not None and chosen.device.type == "cpu":
+    if now is not None and chosen.device.type == "cpu" and pool.bytes_per_block:
         _touch_first_blocks(pool, now)
     return pool
+
+
+def _states(chosen: Chosen, limits: Limits, *, has_host_slots: bool) -> StatePool | None:
+    """A slot for each request that runs, and as many for swapped ones; None without a state."""
+    shapes = state_shapes_of(chosen.model)
+    if not shapes:
+        return None
+    num_slots = limits.max_num_seqs
+    num_host_slots = num_slots if has_host_slots else 0
+    logger.info(
+        "the recurrent state of a request takes %d bytes, in two buffers; %d slots, %d on the host",
+        *(bytes_per_state(shapes), num_slots, num_host_slots),
+    )
+    return StatePool(
+        shapes, num_slots=num_slots, num_host_slots=num_host_slots, device=chosen.device
+    )
 
 
 def _touch_first_blocks(kv_pool: KVPool, now: Callable[[], float]) -> None:
@@ -289,7 +325,7 @@ def _facts(
     kv_pool: KVPool,
     graphs: DecodeGraphs | None,
     limits: Limits,
-    copy_seconds: float,
+    now: Callable[[], float] | None,
 ) -> ConfigFacts:
     path = [chosen.weights_fingerprint, chosen.model.name, chosen.backend.name, chosen.device.type]
     if isinstance(chosen.model, NativeDecoder):
@@ -299,6 +335,7 @@ def _facts(
         path.append(f"multiples-of-{chosen.multiple}")
     if graphs is not None:
         path.append(f"captured-{graphs.name}")
+    states = kv_pool.states
     return ConfigFacts(
         vocab_size=chosen.model.vocab_size,
         max_model_len=chosen.max_model_len,
@@ -307,7 +344,7 @@ def _facts(
         num_host_blocks=kv_pool.num_host_blocks,
         block_size=kv_pool.block_size,
         bytes_per_block=kv_pool.bytes_per_block,
-        block_copy_seconds=copy_seconds,
+        block_copy_seconds=block_copy_seconds(kv_pool, chosen.device, now),
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         fingerprint="-".join(path),
@@ -316,4 +353,8 @@ def _facts(
         device=chosen.device.type,
         adapters=chosen.adapters,
         reads_pictures=chosen.reads_pictures,
+        num_state_slots=0 if states is None else states.num_slots,
+        num_host_state_slots=0 if states is None else states.num_host_slots,
+        bytes_per_state=bytes_per_state(state_shapes_of(chosen.model)),
+        state_copy_seconds=state_copy_seconds(kv_pool, chosen.device, now),
     )

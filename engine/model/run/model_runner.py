@@ -41,6 +41,9 @@ class ConfigFacts:
         tokenizer_source: the folder with the tokenizer files, or the GGUF file.
         bytes_per_block: of one block, all layers.
         block_copy_seconds: measured, to copy one block to the host and back.
+        num_state_slots, num_host_state_slots: for recurrent states; 0 for a model without.
+        bytes_per_state: of one state, all layers.
+        state_copy_seconds: as `block_copy_seconds`, for one state.
         max_num_seqs, max_num_batched_tokens: as configured, or the default of the device.
         dtype, device: the resolved values of "auto".
         adapters: the fingerprints of the adapters that requests may use, by name.
@@ -63,6 +66,10 @@ class ConfigFacts:
     device: str
     adapters: Mapping[str, str] = field(default_factory=dict)
     reads_pictures: bool = False
+    num_state_slots: int = 0
+    num_host_state_slots: int = 0
+    bytes_per_state: int = 0
+    state_copy_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +254,9 @@ class ModelRunner:
         try:
             self.kv_pool.swap_out(batch.swap_out)
             self.kv_pool.swap_in(batch.swap_in)
+            if self.kv_pool.states is not None:
+                self.kv_pool.states.swap_out(batch.state_out)
+                self.kv_pool.states.swap_in(batch.state_in)
         except (RuntimeError, IndexError) as error:
             raise DeviceFailed(f"block copies of step {batch.step} failed: {error}") from error
 

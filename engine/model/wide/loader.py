@@ -31,6 +31,7 @@ from engine.model.wide.block_fp8 import NOTE, block_fp8, cast_plain_weights
 from engine.model.wide.fingerprint import PICTURE_FILES, content_of_folder, fingerprint_of
 from engine.model.wide.gguf_loader import content_of, first_line, is_gguf_name, load_gguf
 from engine.model.wide.load_report import refuse_unfitting
+from engine.model.wide.mixers import has_mixers
 from engine.model.wide.picture_reader import may_read_pictures
 from engine.model.wide.quantization import refuse_quantized_config, refuse_quantized_files
 from engine.model.wide.stored_tensors import StoredTensor, finder, stored_tensors
@@ -253,12 +254,10 @@ def _check_architecture(config: PreTrainedConfig) -> None:
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         refuse_unknown_wrapper(config)
         raise ModelRefused(f"{kind} is not a causal language model in transformers")
-    is_stateful = getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], "_is_stateful", False)
-    if is_stateful and not _attends_in_every_layer(config):
-        raise ModelRefused(
-            f"{kind} has a recurrent state beside its keys and values (state-space or linear "
-            "attention layers), which cannot be paged"
-        )
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    is_stateful = getattr(model_class, "_is_stateful", False)
+    if is_stateful and not (_attends_in_every_layer(config) or has_mixers(model_class)):
+        raise ModelRefused(f"{kind} has a recurrent state of a kind that is not served")
 
 
 def _attends_in_every_layer(config: PreTrainedConfig) -> bool:

@@ -6,10 +6,11 @@ is active in the current context, which stores the keys and values and attends t
 tables. A process may have any number of models, since the registered function has no state.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -18,8 +19,12 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from engine.model.adapters import Adapter
 from engine.model.attention.interface import AttentionNeeds
+from engine.model.attention.self_check import ANY_NEEDS
 from engine.model.causal_model import StepInputs
 from engine.model.device.kv_pool import KVPool, LayerShape
+from engine.model.recurrence import LayerState
+from engine.model.wide.mixers import mixers_in
+from engine.model.wide.mixers.interface import Mixer
 from engine.model.wide.picture_reader import PictureReader
 from engine.model.wide.position_scales import (
     PositionScale,
@@ -58,6 +63,13 @@ class AttentionHandler(Protocol):
 
     def mask(self, options: Mapping[str, Any]) -> torch.Tensor | None:
         """The mask that the model passes to its layers; called only under `PROBE_NAME`."""
+        ...
+
+    def mix(self, module: nn.Module, hidden: torch.Tensor) -> torch.Tensor | None:
+        """[1, tokens, width], the result of a mixer with a recurrent state.
+
+        None if the module's own `forward` is to compute it.
+        """
         ...
 
 
@@ -110,6 +122,11 @@ class TransformersModel:
         self.layer_shapes = tuple(layer.shape for layer in layers)
         self.vocab_size = vocab_size
         self._layer_of = {layer.module: (index, layer) for index, layer in enumerate(layers)}
+        found = list(mixers_in(model))
+        self.state_shapes = tuple(mixer.shapes(module) for module, mixer in found)
+        self._mixer_of = {module: (index, mixer) for index, (module, mixer) in enumerate(found)}
+        for module in self._mixer_of:
+            module.forward = partial(_mix, module, module.forward)
         scales = {layer.module: position_scale_of(layer.module) for layer in layers}
         self._scales = {module: scale for module, scale in scales.items() if scale is not None}
         self._selects_logits = selects_logits
@@ -129,6 +146,8 @@ class TransformersModel:
     @property
     def attention_needs(self) -> AttentionNeeds:
         """The features that its layers need from an attention backend."""
+        if not self.layers:
+            return ANY_NEEDS
         largest = max(self.layers, key=lambda layer: layer.num_heads * layer.shape.key_dim)
         return AttentionNeeds(
             heads=largest.num_heads,
@@ -174,7 +193,7 @@ class TransformersModel:
 
     def forward(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
         options = {"logits_to_keep": inputs.logit_rows} if self._selects_logits else {}
-        paged = _PagedStep(self._layer_of, self._scales, inputs, kv_pool)
+        paged = _PagedStep(self._layer_of, self._scales, self._mixer_of, inputs, kv_pool)
         own_scale = without_own_scale(tuple(self._scales))
         given: dict[str, torch.Tensor] = {"input_ids": inputs.token_ids[None]}
         if inputs.pictured and self.picture_reader is not None:
@@ -200,11 +219,13 @@ class _PagedStep:
         self,
         layer_of: Mapping[nn.Module, tuple[int, AttentionLayer]],
         scales: Mapping[nn.Module, PositionScale],
+        mixer_of: Mapping[nn.Module, tuple[int, Mixer]],
         inputs: StepInputs,
         kv_pool: KVPool,
     ) -> None:
         self._layer_of = layer_of
         self._scales = scales
+        self._mixer_of = mixer_of
         self._inputs = inputs
         self._kv_pool = kv_pool
 
@@ -238,6 +259,12 @@ class _PagedStep:
     def mask(self, options: Mapping[str, Any]) -> torch.Tensor | None:
         raise AssertionError(f"no mask is built under {ATTENTION_NAME}: {options}")
 
+    def mix(self, module: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+        index, mixer = self._mixer_of[module]
+        rows, states = self._inputs.recurrent, self._kv_pool.states
+        assert rows is not None and states is not None
+        return mixer.step(module, hidden[0], LayerState(states.layer(index), rows), rows)[None]
+
 
 def scaling_of(options: Mapping[str, Any], query: torch.Tensor) -> float:
     """The layer's factor of the scores; by default 1/sqrt(dim), as in torch."""
@@ -245,12 +272,14 @@ def scaling_of(options: Mapping[str, Any], query: torch.Tensor) -> float:
     return float(query.shape[-1] ** -0.5 if scaling is None else scaling)
 
 
-_handler: ContextVar[AttentionHandler] = ContextVar("quire_attention_recipient")
+_handler: ContextVar[AttentionHandler | None] = ContextVar(
+    "quire_attention_recipient", default=None
+)
 
 
 @contextmanager
 def attention_handler(handler: AttentionHandler) -> Iterator[None]:
-    """Let `handler` compute every attention call in this context."""
+    """Let `handler` compute every attention call and every mixer in this context."""
     token = _handler.set(handler)
     try:
         yield
@@ -266,11 +295,28 @@ def _attention_function(
     attention_mask: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    return _handler.get().attend(module, query, key, value, attention_mask, options), None
+    handler = _handler.get()
+    assert handler is not None
+    return handler.attend(module, query, key, value, attention_mask, options), None
 
 
 def _mask_function(**options: Any) -> torch.Tensor | None:
-    return _handler.get().mask(options)
+    handler = _handler.get()
+    assert handler is not None
+    return handler.mask(options)
+
+
+def _mix(
+    module: nn.Module,
+    own: Callable[..., torch.Tensor],
+    hidden_states: torch.Tensor,
+    *others: Any,
+    **options: Any,
+) -> torch.Tensor:
+    """The `forward` of a mixer: that of the handler, or else its own."""
+    handler = _handler.get()
+    mixed = None if handler is None else handler.mix(module, hidden_states)
+    return own(hidden_states, *others, **options) if mixed is None else mixed
 
 
 # The registries of transformers are global to the process. Registering once is enough, since the

@@ -298,7 +298,7 @@ def _config_from(facts: "ConfigFacts", settings: Settings) -> EngineConfig:
         vocab_size=facts.vocab_size,
         eos_token_ids=facts.eos_token_ids,
         adapters=facts.adapters,
-    )
+    ).with_states(facts.num_state_slots, facts.num_host_state_slots, facts.state_copy_seconds)
 
 
 def _find_adapters(folder: Path | None) -> dict[str, Path]:

@@ -214,6 +214,8 @@ def poison(runner: ModelRunner) -> None:
     for layer in range(len(runner.model.layer_shapes)):
         runner.kv_pool.key_cache(layer).fill_(torch.nan)
         runner.kv_pool.value_cache(layer).fill_(torch.nan)
+    if runner.kv_pool.states is not None:
+        runner.kv_pool.states.poison()
 
 
 @dataclass(frozen=True)
@@ -257,7 +259,9 @@ def engine_over(runner: ModelRunner, **overrides) -> Engine:
         "check_invariants": True,
     }
     poison(runner)
-    return Engine(EngineConfig(**(values | overrides)), runner)
+    config = EngineConfig(**(values | overrides))
+    states = facts.num_state_slots, facts.num_host_state_slots, facts.state_copy_seconds
+    return Engine(config.with_states(*states), runner)
 
 
 def generate(

@@ -44,24 +44,15 @@ NEVER_SERVED = {
         ),
         "passes 'indices' to its attention",
     ),
-    "convolution layers": (
-        transformers.Lfm2Config(**SMALL, layer_types=["conv", "full_attention"]),
-        "only 1 of 2 layers of Lfm2ForCausalLM attend",
-    ),
-    "linear attention": (
-        transformers.Qwen3NextConfig(
+    "linear attention without paths for its state": (
+        transformers.MiniMaxConfig(
             **SMALL,
             head_dim=8,
-            num_experts=2,
+            num_local_experts=2,
             num_experts_per_tok=1,
-            moe_intermediate_size=8,
-            shared_expert_intermediate_size=8,
-            linear_num_value_heads=2,
-            linear_num_key_heads=2,
-            linear_key_head_dim=8,
-            linear_value_head_dim=8,
+            layer_types=["linear_attention", "full_attention"],
         ),
-        "qwen3_next has a recurrent state",
+        "only 1 of 2 layers of MiniMaxForCausalLM attend",
     ),
     "state space": (
         transformers.MambaConfig(vocab_size=VOCAB_SIZE, hidden_size=32, num_hidden_layers=2),

@@ -1,0 +1,38 @@
+"""Mixers with a recurrent state: modules of transformers whose recurrence is computed here.
+
+transformers computes a prompt in chunks and a decode in another way, and keeps the state in a cache
+of its own. Here one function computes both, token by token in float32, and the state is in a slot
+of the request. So the state after t tokens is a function of these tokens alone, however they were
+divided into steps. Projections, norms and gates stay the module's own.
+
+To add a kind, write `mixers/<kind>.py` with a class that is a `Mixer`, and list an instance in
+`MIXERS`. `RecurrentRows` has what kinds share: a causal convolution and a scan over tokens. Compare
+with transformers in `tests/engine/model/wide/test_mixers.py`, and regenerate the table of models.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+
+from torch import nn
+
+from engine.model.wide.mixers.gated_delta_net import GatedDeltaNet
+from engine.model.wide.mixers.interface import Mixer
+from engine.model.wide.mixers.short_convolution import ShortConvolution
+
+#: Every kind that is served.
+MIXERS: Sequence[Mixer] = (ShortConvolution(), GatedDeltaNet())
+
+_MIXER_OF = {name: mixer for mixer in MIXERS for name in mixer.classes}
+
+
+def has_mixers(model_class: type[nn.Module]) -> bool:
+    """Whether the module that defines a model's class also defines mixers that are served."""
+    return bool(_MIXER_OF.keys() & vars(sys.modules[model_class.__module__]).keys())
+
+
+def mixers_in(model: nn.Module) -> Iterator[tuple[nn.Module, Mixer]]:
+    """The modules of a model that have a recurrent state, in the order of the model."""
+    for module in model.modules():
+        mixer = _MIXER_OF.get(type(module).__name__)
+        if mixer is not None:
+            yield module, mixer

@@ -1,0 +1,38 @@
+"""Functions of a number whose bits do not depend on what else is in the tensor.
+
+On a CPU, `sigmoid`, `silu` and `softplus` of torch compute the last numbers of a tensor with other
+instructions than the rest, which round differently. So a token would depend on the number of tokens
+in its step. `exp` and `log1p` do not do that, nor do sums and products.
+"""
+
+from collections.abc import Callable
+
+import torch
+from transformers.activations import ACT2FN
+
+#: Above it, softplus(x) is x in float32; torch has the same threshold.
+SOFTPLUS_THRESHOLD = 20.0
+
+
+def sigmoid(numbers: torch.Tensor) -> torch.Tensor:
+    """The logistic function."""
+    return 1.0 / (1.0 + torch.exp(-numbers))
+
+
+def silu(numbers: torch.Tensor) -> torch.Tensor:
+    """Each number times its sigmoid."""
+    return numbers / (1.0 + torch.exp(-numbers))
+
+
+def softplus(numbers: torch.Tensor) -> torch.Tensor:
+    """The logarithm of 1 + exp(x)."""
+    small = numbers.clamp(max=SOFTPLUS_THRESHOLD)
+    return torch.where(numbers > SOFTPLUS_THRESHOLD, numbers, torch.log1p(torch.exp(small)))
+
+
+def activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The activation that a config names."""
+    if name in ("silu", "swish"):
+        return silu
+    found: Callable[[torch.Tensor], torch.Tensor] = ACT2FN[name]
+    return found

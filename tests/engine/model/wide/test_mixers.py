@@ -1,0 +1,89 @@
+"""Models with a recurrent state: the tokens of transformers, however a request is computed."""
+
+import pytest
+import transformers
+
+import engine.model.wide.mixers as mixers
+from engine.errors import ModelRefused
+from tests.engine.model.builders import (
+    _GROUPED,
+    Oracle,
+    check_generated,
+    generate,
+    make_runner,
+    requests_of,
+    save_model,
+)
+
+CONFIGS = {
+    "lfm2": transformers.Lfm2Config(
+        **(_GROUPED | {"num_hidden_layers": 3}),
+        layer_types=["conv", "full_attention", "conv"],
+        conv_bias=True,
+    ),
+    "gated delta net": transformers.Qwen3_5TextConfig(
+        **(_GROUPED | {"num_hidden_layers": 3}),
+        head_dim=16,
+        linear_num_value_heads=4,
+        linear_num_key_heads=2,
+        linear_key_head_dim=12,
+        linear_value_head_dim=8,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    def folder(kind: str):
+        return save_model(CONFIGS[kind], tmp_path_factory.mktemp(kind))
+
+    return folder
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_alone_chunked_preempted_resumed_and_batched_the_tokens_are_those_of_generate(
+    kind, folder_of
+):
+    folder = folder_of(kind)
+    runner, expected = make_runner(folder), Oracle(folder).alone()
+    assert runner.config_facts.num_state_slots == 8
+    assert generate(runner, requests_of()).tokens == expected
+    check_generated(runner, expected)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_deterministic_compares_every_bit_of_such_a_model(kind, folder_of):
+    folder = folder_of(kind)
+    runner = make_runner(folder, deterministic=True, max_num_batched_tokens=96)
+    expected = Oracle(folder).alone()
+    assert generate(runner, requests_of(), max_num_batched_tokens=7).tokens == expected
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_without_its_mixer_the_probe_refuses_it(kind, folder_of, monkeypatch):
+    monkeypatch.setattr(mixers, "_MIXER_OF", {})
+    with pytest.raises(ModelRefused, match=r"layers of .* attend|recurrent state of a kind"):
+        make_runner(folder_of(kind))
+
+
+class Forgetful:
+    """A mixer that begins every step with an empty state."""
+
+    def __init__(self, mixer):
+        self._mixer = mixer
+        self.classes, self.shapes = mixer.classes, mixer.shapes
+
+    def step(self, module, hidden, state, rows):
+        state.read = lambda part: state._parts[part].new_zeros(
+            (len(rows.reads), *state._parts[part].shape[1:])
+        )
+        return self._mixer.step(module, hidden, state, rows)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_mixer_that_loses_its_state_is_noticed_by_the_probe(kind, folder_of, monkeypatch):
+    forgetful = {name: Forgetful(mixer) for name, mixer in mixers._MIXER_OF.items()}
+    monkeypatch.setattr(mixers, "_MIXER_OF", forgetful)
+    with pytest.raises(ModelRefused, match="has other logits with paged attention"):
+        make_runner(folder_of(kind))
