@@ -74,7 +74,7 @@ def test_every_setting_of_the_engine_is_in_its_configuration():
     # Given by the model, the memory and the device; settings only bound them.
     found_out = {"num_blocks", "max_model_len", "vocab_size", "eos_token_ids", "adapters"}
     found_out |= {"max_num_batched_tokens", "block_copy_seconds", "pools", "whole_prompts"}
-    found_out |= {"num_state_slots", "num_host_state_slots", "state_copy_seconds"}
+    found_out |= {"num_state_slots", "num_host_state_slots", "state_copy_seconds", "reads_pictures"}
     # A constant; an engine that computes none has 0.
     found_out |= {"max_scored_tokens"}
     assert FOR_THE_ENGINE.keys() == {field.name for field in fields(EngineConfig)} - found_out
