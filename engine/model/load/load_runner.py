@@ -80,11 +80,9 @@ def load_runner(
     share of the memory that the weights leave free, at most what `max_num_seqs` requests of full
     length use. The host has as many as a share of its free memory holds, and none where requests
     never lack one. A named `attention_backend` excludes the C++ decoder, which shares its weights
-    in `shared_weights`. A recurrent state adds a slot for each of `max_num_seqs` requests, whose
-    memory is not part of `kv_cache_memory_bytes`. With `deterministic`, logits do not depend on
-    what else a step computes. `adapters` are LoRA folders by name, `load` reads weights. With a
-    clock `now`, copies are timed, and first blocks are touched. ModelRefused if this cannot be
-    served here, or memory lacks.
+    in `shared_weights`. With `deterministic`, logits do not depend on what else a step computes.
+    `adapters` are LoRA folders by name, `load` reads weights. With a clock `now`, copies are timed,
+    and first blocks are touched. ModelRefused if this cannot be served here, or memory lacks.
     """
     target = prepared_device(device)
     rows, tokens = _step_limits(target, max_num_seqs, max_num_batched_tokens)
@@ -246,7 +244,10 @@ def _kv_pool(
 
 
 def _states(chosen: Chosen, limits: Limits, *, has_host_slots: bool) -> StatePool | None:
-    """A slot for each request that runs, and as many for swapped ones; None without a state."""
+    """A slot for each request that runs, and as many for swapped ones; None without a state.
+
+    Their memory is not part of `kv_cache_memory_bytes`.
+    """
     shapes = state_shapes_of(chosen.model)
     if not shapes:
         return None
