@@ -36,6 +36,7 @@ from engine.model.pooling.runners import DecoderPooler, EncoderPooler
 from engine.model.run.model_runner import ConfigFacts
 from engine.model.wide.fingerprint import content_of_folder
 from engine.model.wide.loader import DTYPES, LoadedModel, opened
+from engine.model.wide.quantization import refuse_quantized_config
 
 #: Default of the tokens of a step of an encoder. Larger steps were no faster on a CPU, since their
 #: activations leave the cache; the longest prompt must fit into one.
@@ -97,6 +98,7 @@ def load_embedder(
         return _decoder(folder, {"dtype": dtype, "device": device, **sizes, **of_decoders})
     if of_decoders.get("adapters"):
         raise ModelRefused("adapters are served with decoders whose vector is of the last token")
+    refuse_quantized_config(vars(config))
     return _encoder(
         folder,
         config,
@@ -123,6 +125,7 @@ def load_classifier(
         ModelRefused: the model cannot be served; the message is one sentence.
     """
     given, config = opened(path)
+    refuse_quantized_config(vars(config))
     target = prepared_device(device)
     folder = VectorFolder(weights=given, mode="cls", normalizes=False)
     model = _read(given, dtype, target, AutoModelForSequenceClassification)

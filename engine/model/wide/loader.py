@@ -17,9 +17,7 @@ import transformers
 from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoConfig,
-    AutoModelForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -27,16 +25,13 @@ from transformers.utils.hub import cached_file
 
 from engine.errors import ModelRefused
 from engine.model.kernels.quantized import StoredWeight
-from engine.model.wide.block_fp8 import NOTE, block_fp8, cast_plain_weights
 from engine.model.wide.fingerprint import PICTURE_FILES, content_of_folder, fingerprint_of
+from engine.model.wide.folder_weights import NOTE, quantized_form, read_folder
 from engine.model.wide.gguf_loader import content_of, first_line, is_gguf_name, load_gguf
-from engine.model.wide.load_report import refuse_unfitting
 from engine.model.wide.mixers import has_mixers
 from engine.model.wide.picture_reader import may_read_pictures
-from engine.model.wide.quantization import refuse_quantized_config, refuse_quantized_files
-from engine.model.wide.stored_tensors import StoredTensor, finder, stored_tensors
-from engine.model.wide.text_only import is_wrapper, refuse_unknown_wrapper, text_only_class
-from engine.model.wide.transformers_model import ATTENTION_NAME
+from engine.model.wide.quantization import refuse_quantized_config
+from engine.model.wide.text_only import is_wrapper, refuse_unknown_wrapper
 
 DTYPES = {
     "float32": torch.float32,
@@ -47,9 +42,6 @@ DTYPES = {
 #: Types whose layers are recurrent or attend, as `layer_types` says. Granite 4 has models of both
 #: kinds under this type.
 HYBRIDS = frozenset({"granitemoehybrid"})
-
-#: What transformers says when it cannot stack or split tensors, for instance those of experts.
-CONVERSION_FAILED = "automatic conversion of the weights"
 
 #: Suffixes of weight files that are pickles.
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
@@ -111,13 +103,20 @@ def load_model(
     folder, config = opened(path)
     _check_architecture(config)
     reads_pictures = pictures and may_read_pictures(config)
-    stored = _stored_tensors(path, folder, config)
-    model = _read_weights(path, dtype, config, stored, pictures=reads_pictures)
+    model, stored = read_folder(
+        path,
+        folder,
+        config,
+        dtype=DTYPES.get(dtype),
+        device=device,
+        pictures=reads_pictures,
+    )
     if model.dtype not in DTYPES.values():
         known = ", ".join(DTYPES)
         raise ModelRefused(f"{path} is stored as {model.dtype}; set dtype to one of {known}")
     content = content_of_folder(folder, PICTURE_FILES if reads_pictures else ())
-    return replace(_loaded(model, folder, content, device), reads_pictures=reads_pictures)
+    loaded = _loaded(model, folder, content, device)
+    return replace(loaded, stored=stored, reads_pictures=reads_pictures)
 
 
 def opened(path: str | Path) -> tuple[Path, PreTrainedConfig]:
@@ -226,8 +225,7 @@ def _config(folder: Path) -> PreTrainedConfig:
         raise ModelRefused(f"config.json cannot be read: {first_line(error)}") from error
     if not isinstance(raw, dict):
         raise ModelRefused("config.json is not a JSON object")
-    # transformers dequantizes weights in blocks; the loader checks them before.
-    served = {NOTE} if block_fp8(raw) is not None else set()
+    served = {NOTE} if quantized_form(raw) is not None else set()
     refuse_quantized_config({name: value for name, value in raw.items() if name not in served})
     model_type = raw.get("model_type")
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
@@ -264,69 +262,6 @@ def _attends_in_every_layer(config: PreTrainedConfig) -> bool:
     """Whether a type that may have a recurrent state has none with this config."""
     layers = getattr(config, "layer_types", None) or ()
     return config.model_type in HYBRIDS and set(layers) == {"full_attention"}
-
-
-def _stored_tensors(
-    path: str | Path, folder: Path, config: PreTrainedConfig
-) -> Mapping[str, StoredTensor]:
-    """The tensors of the checkpoint by name; ModelRefused if they are damaged or quantized."""
-    find = finder(path, folder)
-    named = getattr(config, "transformers_weights", None)
-    tensors = {tensor.name: tensor for tensor in stored_tensors(find, named)}
-    quantized = block_fp8(vars(config))
-    plain = tensors.values() if quantized is None else quantized.other_tensors(tensors.values())
-    refuse_quantized_files(find, plain)
-    return tensors
-
-
-def _read_weights(
-    path: str | Path,
-    dtype: str,
-    config: PreTrainedConfig,
-    stored: Mapping[str, StoredTensor],
-    *,
-    pictures: bool,
-) -> PreTrainedModel:
-    model_class: Any = text_only_class(config) if is_wrapper(config) else AutoModelForCausalLM
-    attention: Any = ATTENTION_NAME
-    if pictures:
-        model_class = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
-        attention = {"": ATTENTION_NAME, "text_config": ATTENTION_NAME, "vision_config": "sdpa"}
-    quantized = block_fp8(vars(config))
-    options: dict[str, Any] = {}
-    if quantized is not None:
-        options["quantization_config"] = quantized.loading_config()
-    try:
-        # Annotated, because the type of the result depends on `output_loading_info`.
-        loaded: Any = model_class.from_pretrained(
-            str(path),
-            dtype=DTYPES.get(dtype, "auto"),
-            attn_implementation=attention,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            **options,
-        )
-    except Exception as error:
-        if isinstance(error, KeyError) and ATTENTION_NAME in error.args:
-            # A model that selects its layers from its own table does not know our attention.
-            raise ModelRefused(
-                f"{path} does not dispatch its attention through transformers' AttentionInterface"
-            ) from error
-        if CONVERSION_FAILED in str(error):
-            raise ModelRefused(
-                f"the weights of {path} do not fit together: transformers cannot build tensors of "
-                "the model from them, and has logged which: use config.json and weights of the "
-                "same checkpoint"
-            ) from error
-        raise ModelRefused(f"transformers cannot load {path}: {first_line(error)}") from error
-    model, report = loaded
-    assert isinstance(model, PreTrainedModel)
-    if quantized is not None:
-        cast_plain_weights(model)
-    refuse_unfitting(model, report, path, stored)
-    return model
 
 
 def _max_model_len(model: PreTrainedModel) -> int:

@@ -7,7 +7,7 @@ model would then answer with noise.
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from engine.errors import ModelRefused
@@ -76,14 +76,21 @@ def refuse_quantized_config(config: Mapping[str, Any]) -> None:
         raise _refused(f"config.json describes quantized weights ({named})", method)
 
 
-def refuse_quantized_files(find: FindFile, tensors: Iterable[StoredTensor]) -> None:
+def refuse_quantized_files(
+    find: FindFile, tensors: Iterable[StoredTensor], *, known: Collection[str] = ()
+) -> None:
     """Refuse what another file describes as quantized, or what is stored as quantized.
+
+    Args:
+        find: finds a file of the checkpoint.
+        tensors: those that must have plain weights.
+        known: names of files that describe what config.json describes as well.
 
     Raises:
         ModelRefused: the message names the file and the tensor, and what to use instead.
     """
     for name in NOTE_FILES:
-        file = find(name)
+        file = None if name in known else find(name)
         if file is not None:
             with file.open("rb") as stream:
                 note = stream.read(MAX_NOTE_BYTES)
