@@ -21,6 +21,7 @@ MAX_SCORED_TOKENS = 256
 
 PolicyName = Literal["fcfs", "sjf", "priority", "adaptive"]
 PreemptionMode = Literal["recompute", "swap", "auto"]
+KVCacheDtype = Literal["auto", "int8"]
 BatchMode = Literal["mixed", "prefer-decode", "prefer-prefill"]
 
 

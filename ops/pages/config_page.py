@@ -15,6 +15,9 @@ from service.shared.settings.reading import CompanionSettings, ProcessSettings
 from service.worker.settings.config import Settings
 from service.worker.settings.presets import PRESETS
 
+#: Columns of the page's paragraphs.
+PAGE_WIDTH = 120
+
 
 def render_markdown() -> str:
     """The complete text of docs/reference/configuration.md."""
@@ -23,15 +26,19 @@ def render_markdown() -> str:
         "",
         "Generated from the settings by `python -m ops.pages.config_page`; do not edit.",
         "",
-        "The value of a setting is the first that is found: flag, `QUIRE_*` variable,",
-        "`quire.toml`, default. A flag is the name with dashes (`--max-num-seqs 8`), a variable is",
-        "the name in capitals (`QUIRE_MAX_NUM_SEQS=8`), and a file key is the name in the table",
-        "`[worker]`. These keys may also stand above all tables:",
-        f"{_listed(sorted(SHARED_KEYS))}.",
-        "For secrets, `QUIRE_<NAME>_FILE` names a file that holds the value; the variable and its",
-        "file together are refused. An unknown flag or file key is refused. An unknown `QUIRE_*`",
-        "variable is ignored with a warning that suggests the nearest known name, because other",
-        "programs set such variables: Kubernetes, for each service whose name is `quire...`.",
+        *textwrap.wrap(
+            "The value of a setting is the first that is found: flag, `QUIRE_*` variable, "
+            "`quire.toml`, default. A flag is the name with dashes (`--max-num-seqs 8`), a "
+            "variable is the name in capitals (`QUIRE_MAX_NUM_SEQS=8`), and a file key is the name "
+            "in the table `[worker]`. These keys may also stand above all tables: "
+            f"{_listed(sorted(SHARED_KEYS))}. For secrets, `QUIRE_<NAME>_FILE` names a file that "
+            "holds the value; the variable and its file together are refused. An unknown flag or "
+            "file key is refused. An unknown `QUIRE_*` variable is ignored with a warning that "
+            "suggests the nearest known name, because other programs set such variables: "
+            "Kubernetes, for each service whose name is `quire...`.",
+            width=PAGE_WIDTH,
+            break_on_hyphens=False,
+        ),
         "",
         "## Worker",
         *_tables(Settings),
@@ -83,7 +90,7 @@ def _companion(kind: type[CompanionSettings], page: str, also: str = "") -> list
     return [
         f"## {kind.table.capitalize()}",
         "",
-        *textwrap.wrap(text, 89, break_on_hyphens=False),
+        *textwrap.wrap(text, PAGE_WIDTH, break_on_hyphens=False),
         *([f"{shared};", also, above] if also else [f"{shared}. {above}"]),
         *_tables(kind),
         "",

@@ -11,9 +11,11 @@ import torch
 
 from engine.batch import BatchRow
 from engine.model.attention.interface import AttentionBackend
+from engine.model.attention.quantized import over_cache
 from engine.model.attention.reference import ReferenceAttention
 from engine.model.causal_model import CausalModel, state_shapes_of
 from engine.model.device.kv_pool import KVPool
+from engine.model.device.quantized_kv import integers_of, scales_of
 from engine.model.device.state_pool import StatePool
 from engine.model.step import compute_logits, lay_out, reads_unwritten_slots, with_all_logits
 from engine.request import NO_SLOT
@@ -21,6 +23,8 @@ from engine.sampling_params import SamplingParams
 
 #: A step: the number of tokens that it computes of each prompt, possibly 0.
 Step = Sequence[int]
+#: The scale of noise in a quantized cache.
+NOISE_SCALE = 0.01
 #: The number that recurrent states are made of after cached tokens.
 CACHED_STATE = 0.25
 
@@ -30,7 +34,9 @@ class Rehearsal:
     """The settings with which a model is run for a check; a ModelRunner has the same ones.
 
     Args:
-        dtype, device: those of the model, which are also those of its cache.
+        dtype: of the cache.
+        device: of the model and its cache.
+        backend: reads a cache of that type.
         multiple: as in `compute_logits`.
         num_cached: number of cached tokens before each prompt, in whole blocks that all prompts
             share; their keys and values are noise.
@@ -104,12 +110,16 @@ class Rehearsal:
             has_spare_block=self.multiple > 1,
             states=self._states(model, len(prompts)),
         )
+        pool.spoil()
         # Cached by shape: layers have few different shapes, and the noise may take gigabytes.
         noise = cache(partial(_noise, dtype=self.dtype, device=self.device))
         for layer in range(len(model.layer_shapes)):
             for values in (pool.key_cache(layer), pool.value_cache(layer)):
-                values.fill_(torch.nan)
-                values[:num_shared] = noise(values[:num_shared].shape)
+                numbers = values
+                if pool.is_quantized:
+                    scales_of(values, self.block_size)[:num_shared] = NOISE_SCALE
+                    numbers = integers_of(values, self.block_size)
+                numbers[:num_shared] = noise(numbers[:num_shared].shape)
         if self.multiple > 1 and reads_unwritten_slots(model, self.backend):
             pool.clear(torch.tensor([pool.spare_block], device=self.device))
         return pool
@@ -129,7 +139,10 @@ class Rehearsal:
 def reference_rehearsal(*, dtype: torch.dtype, device: torch.device, block_size: int) -> Rehearsal:
     """A rehearsal with the reference attention, independent of the backend that will serve."""
     return Rehearsal(
-        dtype=dtype, device=device, block_size=block_size, backend=ReferenceAttention()
+        dtype=dtype,
+        device=device,
+        block_size=block_size,
+        backend=over_cache(ReferenceAttention(), dtype),
     )
 
 
@@ -139,9 +152,10 @@ def prompt_of(length: int, vocab_size: int) -> list[int]:
 
 
 def _noise(shape: torch.Size, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Deterministic values between -1 and 1."""
+    """Deterministic values between -1 and 1; as integers, between -100 and 100."""
     indices = torch.arange(shape.numel(), device=device)
-    return ((7919 * indices % 2003 - 1001) / 1001.0).to(dtype).reshape(shape)
+    largest = 1.0 if dtype.is_floating_point else 1.0 / NOISE_SCALE
+    return ((7919 * indices % 2003 - 1001) / 1001.0 * largest).to(dtype).reshape(shape)
 
 
 def _blocks_each(prompts: Sequence[Sequence[int]], block_size: int) -> int:

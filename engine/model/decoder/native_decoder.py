@@ -34,7 +34,7 @@ from engine.model.kernels.library import (
     build_of,
     load_library,
 )
-from engine.model.kernels.packing import PER_WORD
+from engine.model.kernels.packing import LANES, PER_WORD
 
 #: MAX_HEAD_DIM in kernels/cache.h.
 MAX_HEAD_DIM = 512
@@ -112,6 +112,7 @@ class NativeDecoder:
         weakref.finalize(self, self._library.quire_destroy, self._handle)
 
     def forward(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
+        """Also raises NotSupported: see `_caches`."""
         logits = self._logits.borrow(len(inputs.logit_rows), self._head_outputs)
         self._step(inputs, kv_pool, logits=logits.data_ptr())
         return logits
@@ -141,6 +142,7 @@ class NativeDecoder:
             block_size=kv_pool.block_size,
             num_threads=torch.get_num_threads(),
             num_chosen=self.num_chosen,
+            quantizes_cache=kv_pool.is_quantized,
             token_ids=_integers(inputs.token_ids),
             positions=_integers(inputs.positions),
             slot_blocks=_integers(inputs.slots.blocks),
@@ -158,8 +160,18 @@ class NativeDecoder:
             raise MemoryError("not enough memory for the activations of a step")
 
     def _caches(self, kv_pool: KVPool) -> tuple[_Pointers, _Pointers]:
-        """The addresses of the pool's tensors; they never move."""
+        """The addresses of the pool's tensors; they never move.
+
+        Raises:
+            NotSupported: the kernels do not support a quantized cache of this shape.
+        """
         if self._pool is None or self._pool() is not kv_pool:
+            sizes = kv_pool.block_size, self.layer_shapes[0].key_dim
+            if kv_pool.is_quantized and any(size % LANES for size in sizes):
+                raise NotSupported(
+                    "for an 8-bit KV cache, the kernels need blocks and heads of multiples of "
+                    f"{LANES}: {sizes}"
+                )
             layers = range(len(self.layer_shapes))
             caches = [kv_pool.key_cache(layer) for layer in layers]
             caches += [kv_pool.value_cache(layer) for layer in layers]

@@ -13,6 +13,13 @@ import torch
 
 from engine.batch import BlockCopy
 from engine.model.device.copy_lane import CopyLane, CudaLane, SameLane
+from engine.model.device.quantized_kv import (
+    QUANTIZED,
+    integers_of,
+    quantize,
+    scales_of,
+    slot_bytes,
+)
 from engine.model.device.state_pool import StatePool
 
 #: Alignment of blocks on a CPU; without it, every row of a block would span two cache lines.
@@ -32,13 +39,15 @@ class KVPool:
     """Two tensors [num_blocks, kv_heads, block_size, dim] per layer, on device and on host.
 
     A block is contiguous in every tensor: so copying a block takes few, long copies, and a kernel
-    reads one key head's part of a block sequentially.
+    reads one key head's part of a block sequentially. The tensors of a quantized pool are
+    [num_blocks, kv_heads, bytes]: the scales are inside the block (see `quantized_kv`).
 
     Args:
         shapes: one per layer that attends, in the order the model calls them.
         num_blocks: blocks on `device`.
         block_size: token slots per block.
-        dtype: of keys and values; the same as the model's, so that storing them rounds nothing.
+        dtype: of keys and values: the model's, so that storing them rounds nothing, or
+            `QUANTIZED`.
         num_host_blocks: blocks on the host, for requests preempted by swap.
         has_spare_block: adds one block that no request gets, to which padding is written.
         lane: orders swaps against computations; the default depends on the device.
@@ -62,15 +71,19 @@ class KVPool:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_host_blocks = num_host_blocks
+        self.is_quantized = dtype == QUANTIZED
         self.states = states
 
         target = torch.device(device)
         on_cuda = target.type == "cuda"
         self._lane = lane or (CudaLane() if on_cuda else SameLane())
 
+        def of_head(dim: int) -> tuple[int, ...]:
+            return (block_size * slot_bytes(dim),) if self.is_quantized else (block_size, dim)
+
         def tensors(count: int, where: torch.device, *, pinned: bool = False) -> list[torch.Tensor]:
             return [
-                _zeros((count, shape.kv_heads, block_size, dim), dtype, where, pinned=pinned)
+                _zeros((count, shape.kv_heads, *of_head(dim)), dtype, where, pinned=pinned)
                 for shape in shapes
                 for dim in (shape.key_dim, shape.value_dim)
             ]
@@ -88,11 +101,11 @@ class KVPool:
         return self.num_blocks
 
     def key_cache(self, layer: int) -> torch.Tensor:
-        """[num_blocks, kv_heads, block_size, key_dim], the spare block included."""
+        """[num_blocks, kv_heads, block_size, key_dim] or quantized, the spare block included."""
         return self._device_tensors[2 * layer]
 
     def value_cache(self, layer: int) -> torch.Tensor:
-        """[num_blocks, kv_heads, block_size, value_dim], the spare block included."""
+        """[num_blocks, kv_heads, block_size, value_dim] or quantized, with the spare block."""
         return self._device_tensors[2 * layer + 1]
 
     @property
@@ -111,8 +124,13 @@ class KVPool:
 
     def write(self, layer: int, *, key: torch.Tensor, value: torch.Tensor, slots: "Slots") -> None:
         """Store [tokens, kv_heads, dim] of one layer at the step's slots."""
-        self.key_cache(layer)[slots.blocks, :, slots.offsets] = key
-        self.value_cache(layer)[slots.blocks, :, slots.offsets] = value
+        for cache, heads in ((self.key_cache(layer), key), (self.value_cache(layer), value)):
+            if not self.is_quantized:
+                cache[slots.blocks, :, slots.offsets] = heads
+                continue
+            integers, scales = quantize(heads)
+            integers_of(cache, self.block_size)[slots.blocks, :, slots.offsets] = integers
+            scales_of(cache, self.block_size)[slots.blocks, :, slots.offsets] = scales
 
     def touch(self, blocks: range) -> None:
         """Touch the memory of unused blocks, so that its pages are mapped before the first write.
@@ -122,6 +140,12 @@ class KVPool:
         """
         for tensor in self._device_tensors:
             tensor[blocks.start : blocks.stop].zero_()
+
+    def spoil(self) -> None:
+        """Make every slot NaN, for checks: reading an unwritten one then changes the logits."""
+        for tensor in self._device_tensors:
+            numbers = scales_of(tensor, self.block_size) if self.is_quantized else tensor
+            numbers.fill_(torch.nan)
 
     def clear(self, block_ids: torch.Tensor) -> None:
         """Zero the blocks that this step starts but does not fill.

@@ -31,11 +31,11 @@ class SpanWorker {
                 "score() reads strips in the order of StripPointers");
 
  public:
-  SpanWorker(const CacheShape& cache, const Element* key_cache, const Element* value_cache,
-             int64_t group, float scaling, float softcap, float* memory)
+  SpanWorker(const CacheShape& cache, const void* key_cache, const void* value_cache, int64_t group,
+             float scaling, float softcap, float* memory)
       : cache_(cache),
-        key_cache_(key_cache),
-        value_cache_(value_cache),
+        key_cache_((const char*)key_cache),
+        value_cache_((const char*)value_cache),
         group_(group),
         softcap_(softcap),
         factor_(scaling),
@@ -46,14 +46,16 @@ class SpanWorker {
     weights_ = (typename Row::Element*)(scores_ + rows * SPAN);
     values_ = (uint32_t*)(scores_ + 2 * rows * SPAN);
     gathered_ = values_ + width_ * SPAN;
-    part_ = (float*)(gathered_ + width_ * SPAN);
+    value_scales_ = (float*)(gathered_ + width_ * SPAN);
+    part_ = value_scales_ + SPAN;
   }
 
   static int64_t padded(int64_t dim) { return (dim + LANES - 1) / LANES * LANES; }
   static int64_t max_rows(int64_t group) { return std::max(UNIT_ROWS, group); }
   static int64_t scratch_size(const CacheShape& cache, int64_t group) {
     const int64_t rows = max_rows(group), width = padded(cache.head_dim);
-    return rows * SPAN * 2 + width * SPAN * 2 + (Partial::size(rows, width) + 15) / 16 * 16;
+    return (rows * 2 + width * 2 + 1) * SPAN +
+           (Partial::size(rows, width) + 15) / 16 * 16;
   }
 
   // Computes the partial result of the unit's spans into `sum`, whose rows are in the order key
@@ -88,9 +90,7 @@ class SpanWorker {
       // steps.
       for (int64_t r = 0; r < num_rows; r++)
         part.highest[r] = highest_of(scores_ + r * SPAN, visible(r), num_keys) * scaling_;
-      for (int64_t r = 0; r < num_rows; r++)
-        part.total[r] = softmax_weights<Row>(scores_ + r * SPAN, visible(r), num_keys, scaling_,
-                                             part.highest[r], weights_ + r * SPAN);
+      find_weights(rows_of_head, keys, visible, part);
       weigh(rows_of_head, keys, part);
       if (has_sum) merge(sum, more, num_rows, width_);
       has_sum = true;
@@ -137,13 +137,52 @@ class SpanWorker {
     }
   }
 
-  // Scales and caps the scores. Those of masked keys may be anything, before and after.
+  // Multiplies the scores of some strips by the scales of their keys. Those of masked keys may be
+  // anything.
+  void scale_scores(float* scores, int64_t rows, const KeyRange& keys, int64_t head, int64_t first,
+                    int64_t count) {
+    for (int64_t s = 0; s < count; s++) {
+      const Vector scales = load<Vector>(scales_of(keys, head, key_cache_, first + s));
+      for (int64_t r = 0; r < rows; r++) {
+        float* const score = scores + r * SPAN + s * LANES;
+        store(score, load<Vector>(score) * scales);
+      }
+    }
+  }
+
+  // Applies the factor and the cap to the scores. Those of masked keys may be anything, before and after.
   void cap_scores(int64_t rows, int64_t num_keys) {
     for (int64_t r = 0; r < rows; r++)
       for (int64_t key = 0; key < num_keys; key += LANES) {
         float* const score = scores_ + r * SPAN + key;
         store(score, capped(load<Vector>(score) * factor_, softcap_));
       }
+  }
+
+  // Writes the softmax weights of each row and their sum. The weights are multiplied by the scales
+  // of the values, if these have any.
+  template <class Visible>
+  void find_weights(int64_t rows, const KeyRange& keys, const Visible& visible,
+                    const Partial& part) {
+    const int64_t num_keys = keys.last - keys.first;
+    const auto find = [&](int64_t r, const auto& scaled) {
+      part.total[r] = softmax_weights<Row>(scores_ + r * SPAN, visible(r), num_keys, scaling_,
+                                           part.highest[r], scaled, weights_ + r * SPAN);
+    };
+    const auto alone = [](int64_t, Vector weight) { return weight; };
+    const auto scaled = [&](int64_t key, Vector weight) {
+      return weight * load<Vector>(value_scales_ + key);
+    };
+    for (int64_t head = 0, r = 0; head < keys.num_heads; head++) {
+      if (!cache_.is_quantized()) {
+        for (const int64_t end = r + rows; r < end; r++) find(r, alone);
+        continue;
+      }
+      for (int64_t strip = 0; strip < keys.num_strips(); strip++)
+        std::copy_n(scales_of(keys, head, value_cache_, strip), LANES,
+                    value_scales_ + strip * LANES);
+      for (const int64_t end = r + rows; r < end; r++) find(r, scaled);
+    }
   }
 
   void score_strips(int64_t rows, const RoundedRow<Row>& queries, const KeyRange& keys,
@@ -156,18 +195,41 @@ class SpanWorker {
     for (const auto* part : {queries.values, queries.low}) {
       if (part == nullptr) continue;
       for_each_tile(rows, Tiles<T>::ROWS, [&](int64_t r, int64_t n) {
-        const bool first_tile = r == 0 && part == queries.values;
+        const bool first_tile = r == 0 && part == queries.values && !cache_.is_quantized();
         Tiles<T>::multiply(n, (const RowWord*)part + r * inner, inner,
                            {at, count, 1, inner, first_tile ? prefetch_after(index) : Prefetch()},
                            scores + r * SPAN, SPAN, part != queries.values);
       });
     }
+    if (cache_.is_quantized()) scale_scores(scores, rows, keys, head, first, count);
   }
 
-  const uint32_t* block_of(const KeyRange& keys, int64_t head, const Element* cache,
-                           int64_t position) const {
+  const char* block_of(const KeyRange& keys, int64_t head, const char* cache,
+                       int64_t position) const {
     const int64_t block = keys.row->table[position / cache_.block_size];
-    return (const uint32_t*)cache_.head_of(cache, block, keys.kv_head + head);
+    return cache_.head_of(cache, block, keys.kv_head + head);
+  }
+
+  // The scales of a strip of a quantized cache.
+  const float* scales_of(const KeyRange& keys, int64_t head, const char* cache,
+                         int64_t strip) const {
+    const int64_t position = keys.first + strip * LANES;
+    return (const float*)(block_of(keys, head, cache, position) +
+                          cache_.scale_offset(position % cache_.block_size));
+  }
+
+  // Widens the integers of the strip with index `index` to `num_words` words at `to`. Meanwhile it
+  // prefetches the strip that is widened TILE_STRIPS strips later, and the scales behind it.
+  const uint32_t* widen_strip(int64_t index, int64_t num_words, uint32_t* to) const {
+    constexpr int64_t WORD_BYTES = LANES * T::PER_WORD;
+    const char* const from = *strips_->from(index);
+    const char* const next = *strips_->from(index + TILE_STRIPS);
+    for (int64_t k = 0; k < num_words; k++) {
+      store(to + k * LANES, T::widen_words((const int8_t*)from + k * WORD_BYTES));
+      if (k * WORD_BYTES % 64 == 0) prefetch_line(next + k * WORD_BYTES);
+    }
+    prefetch_line(next + num_words * WORD_BYTES);
+    return to;
   }
 
   // A pointer to strip number `strip` of a head's keys, which has index `index` among the listed
@@ -176,12 +238,13 @@ class SpanWorker {
   const uint32_t* key_strip(const KeyRange& keys, int64_t head, int64_t strip, int64_t index,
                             int64_t copy) {
     const int64_t inner = cache_.head_dim / T::PER_WORD;
+    uint32_t* to = gathered_ + copy * LANES * inner;
+    if (cache_.is_quantized()) return widen_strip(index, inner, to);
     if (strips_->count() > 0) return (const uint32_t*)*strips_->from(index);
     const int64_t position = keys.first + strip * LANES;
-    uint32_t* to = gathered_ + copy * LANES * inner;
     for (int64_t lane = 0; lane < LANES && position + lane < keys.last; lane++) {
-      const uint32_t* from =
-          block_of(keys, head, key_cache_, position + lane) + (position + lane) % cache_.block_size;
+      const uint32_t* from = (const uint32_t*)block_of(keys, head, key_cache_, position + lane) +
+                             (position + lane) % cache_.block_size;
       for (int64_t k = 0; k < inner; k++) to[k * LANES + lane] = from[k * cache_.block_size];
     }
     return to;
@@ -210,7 +273,8 @@ class SpanWorker {
     for (int64_t i = 0; i < count; i++)
       values[i] = value_strips(keys, head, first + i, index + i, i);
     if constexpr (Tiles<T>::WORDS == WORDS) {
-      weigh_segments(rows, head, first, {values, count, WORDS, index}, part);
+      const int64_t prefetched = cache_.is_quantized() ? -1 : index;
+      weigh_segments(rows, head, first, {values, count, WORDS, prefetched}, part);
     } else {
       const uint32_t* pairs[SPAN / LANES / 2];
       join(values, count, index, pairs);
@@ -251,7 +315,7 @@ class SpanWorker {
       uint32_t* to = gathered_ + i / 2 * 2 * size + i % 2 * STRIP;
       if (i % 2 == 0) pairs[i / 2] = to;
       const char* const next =
-          strips_->count() > 0 ? *strips_->from(index + i + TILE_STRIPS) : (const char*)values[i];
+          strips_->count() > 0 && !cache_.is_quantized() ? *strips_->from(index + i + TILE_STRIPS) : (const char*)values[i];
       for (int64_t k = 0; k < size; k += STRIP, to += 2 * STRIP)
         for (int64_t j = 0; j < STRIP; j += LANES) {
           __builtin_prefetch(next + (k + j) * (int64_t)sizeof(uint32_t), 0, 2);
@@ -260,13 +324,14 @@ class SpanWorker {
     }
   }
 
-  // A pointer to the values of sixteen keys. If the cache does not pack them or fewer than sixteen
-  // keys are there, they are copied to slot `copy` of the value buffer, with zeros for missing
-  // keys.
+  // A pointer to the values of sixteen keys. Integers are widened to slot `copy` of the value
+  // buffer; those of missing keys stay, since their weights are zero. If the cache does not pack
+  // values or fewer than sixteen keys are there, they are copied there, with zeros for missing keys.
   const uint32_t* value_strips(const KeyRange& keys, int64_t head, int64_t strip, int64_t index,
                                int64_t copy) {
     const int64_t num_keys = std::min<int64_t>(keys.last - keys.first - strip * LANES, LANES);
     uint32_t* const to = values_ + copy * width_ * WORDS;
+    if (cache_.is_quantized()) return widen_strip(index, width_ * WORDS, to);
     if (!cache_.packs_values()) {
       pack_values(keys, head, keys.first + strip * LANES, num_keys, to);
       return to;
@@ -305,7 +370,7 @@ class SpanWorker {
   }
 
   const CacheShape cache_;
-  const Element *const key_cache_, *const value_cache_;  // The layer's caches.
+  const char *const key_cache_, *const value_cache_;  // The layer's caches.
   const int64_t group_;
   // The cap of the scores, or 0; their factor before the cap; and their factor as exponents of two,
   // after the cap.
@@ -314,8 +379,8 @@ class SpanWorker {
   float* scores_;
   typename Row::Element* weights_;
   uint32_t *values_, *gathered_;
-  float* part_;
-  StripPointers<T> strip_lists_[2], *strips_ = &strip_lists_[0], *next_strips_ = &strip_lists_[1];
+  float *value_scales_, *part_;
+  StripPointers strip_lists_[2], *strips_ = &strip_lists_[0], *next_strips_ = &strip_lists_[1];
 };
 
 }  // namespace quire

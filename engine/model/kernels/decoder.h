@@ -88,7 +88,8 @@ struct QuireModel {
 
 struct QuireStep {
   int64_t num_tokens, num_rows, num_logit_rows, table_stride, block_size, num_threads;
-  int64_t num_chosen;  // The experts that each token uses.
+  int64_t num_chosen;       // The experts that each token uses.
+  int64_t quantizes_cache;  // Whether keys and values are 8-bit integers with scales (cache.h).
   const int64_t *token_ids, *positions, *slot_blocks, *slot_offsets;  // One per token.
   const int64_t *query_lens, *context_lens, *tables;                  // One per row.
   const int64_t* logit_rows;

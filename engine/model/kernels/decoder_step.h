@@ -65,7 +65,8 @@ class Decoder : public AnyDecoder {
 
   void step(const QuireStep& step) override {
     step_ = &step;
-    cache_ = {model_.num_kv_heads, step.block_size, model_.head_dim};
+    const int64_t element_bytes = step.quantizes_cache ? 1 : (int64_t)sizeof(Element);
+    cache_ = {model_.num_kv_heads, step.block_size, model_.head_dim, element_bytes};
     plan_attention();
     adapters_.plan(step);
     lay_out();
@@ -88,9 +89,8 @@ class Decoder : public AnyDecoder {
       offset += step_->query_lens[r];
     }
     logit_plan_.select(plan_, step_->logit_rows, step_->num_logit_rows);
-    const int64_t key_bytes = 2 * model_.head_dim * (int64_t)sizeof(Element);
-    plan_.cut(group_, model_.num_kv_heads, key_bytes, step_->num_threads);
-    logit_plan_.cut(group_, model_.num_kv_heads, key_bytes, step_->num_threads);
+    for (AttentionPlan* plan : {&plan_, &logit_plan_})
+      plan->cut(group_, model_.num_kv_heads, 2 * cache_.slot_bytes(), step_->num_threads);
   }
 
   void lay_out() {
@@ -252,8 +252,8 @@ class Decoder : public AnyDecoder {
   void rotate_and_store(const QuireLayer& layer, int64_t index, const Inputs& queries, Team& team,
                         int member) {
     const int64_t kv_heads = model_.num_kv_heads, dim = model_.head_dim;
-    Element* const keys = (Element*)step_->key_caches[index];
-    Element* const values = (Element*)step_->value_caches[index];
+    char* const keys = (char*)step_->key_caches[index];
+    char* const values = (char*)step_->value_caches[index];
     const Share mine(step_->num_tokens * kv_heads, member, team.size());
     for (int64_t i = mine.first; i < mine.last; i++) {
       const int64_t token = i / kv_heads, head = i % kv_heads;
@@ -285,9 +285,8 @@ class Decoder : public AnyDecoder {
 
   void attend(const QuireLayer& layer, int64_t index, const AttentionPlan& plan,
               const Inputs& queries, const Inputs& attended, Team& team, int member) {
-    SpanWorker<T> worker(cache_, (const Element*)step_->key_caches[index],
-                         (const Element*)step_->value_caches[index], group_, model_.scaling,
-                         model_.softcap, scratch_ + member * scratch_stride_);
+    SpanWorker<T> worker(cache_, step_->key_caches[index], step_->value_caches[index], group_,
+                         model_.scaling, model_.softcap, scratch_ + member * scratch_stride_);
     const auto attend_for = [&](const Unit& unit, const Unit* next) {
       const int64_t first = plan.rows[unit.row].offset + unit.first_token;
       const Partial sum =

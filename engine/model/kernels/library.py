@@ -8,7 +8,7 @@ from typing import Any
 from engine.model.kernels.build import KernelsUnavailable, Variant, library_path
 
 #: What `quire_abi` of decoder.cpp must return for the structs below.
-ABI = 10
+ABI = 11
 
 _Pointer = ctypes.c_void_p
 _Integer = ctypes.c_int64
@@ -102,6 +102,7 @@ class StepStruct(ctypes.Structure):
     _fields_ = [
         *_fields(_Integer, "num_tokens", "num_rows", "num_logit_rows", "table_stride"),
         *_fields(_Integer, "block_size", "num_threads", "num_chosen"),
+        *_fields(_Integer, "quantizes_cache"),
         *_fields(_Pointer, "token_ids", "positions", "slot_blocks", "slot_offsets"),
         *_fields(_Pointer, "query_lens", "context_lens", "tables", "logit_rows", "adapters"),
         *_fields(_Pointer, "key_caches", "value_caches", "logits", "argmax"),

@@ -84,19 +84,22 @@ inline float highest_of(const float* scores, const VisibleKeys& visible, int64_t
   return largest_of(maximum(best, other));
 }
 
-// Writes a row's softmax weights 2^(score * scaling - highest), 0 for masked keys, and returns
-// their sum.
-template <class Row>
+// Writes a row's softmax weights 2^(score * scaling - highest), 0 for masked keys, each times the
+// factor of its key, and returns the sum of the weights without factors. `scaled(key, weights)`
+// multiplies the weights of the keys key .. key+15; factors of masked keys may be NaN.
+template <class Row, class Scaled>
 float softmax_weights(const float* scores, const VisibleKeys& visible, int64_t num_keys,
-                      float scaling, float highest, typename Row::Element* weights) {
+                      float scaling, float highest, const Scaled& scaled,
+                      typename Row::Element* weights) {
   Vector total = Vector{};
   const auto weight_at = [&](int64_t key) {
     return Row::exp2_rounded(load<Vector>(scores + key) * scaling - highest);
   };
   const auto masked = [&](int64_t key) {
-    const Vector weight = visible.at(key) ? weight_at(key) : Vector{};
-    total += weight;
-    Row::narrow16(weights + key, weight);
+    const Integers seen = visible.at(key);
+    const Vector weight = weight_at(key);
+    total += seen ? weight : Vector{};
+    Row::narrow16(weights + key, seen ? scaled(key, weight) : Vector{});
   };
   int64_t key = 0;
   for (; key < visible.unmasked_begin; key += LANES) masked(key);
@@ -104,7 +107,7 @@ float softmax_weights(const float* scores, const VisibleKeys& visible, int64_t n
     const Vector weight = weight_at(key), next = weight_at(key + LANES);
     total += weight;
     total += next;
-    Row::narrow32(weights + key, weight, next);
+    Row::narrow32(weights + key, scaled(key, weight), scaled(key + LANES, next));
   }
   for (; key < num_keys; key += LANES) masked(key);
   return sum_of(total);

@@ -29,27 +29,24 @@ struct KeyRange {
 // The pointers to all strips of a span's keys, then to all strips of its values; a strip here is
 // what sixteen slots hold of one head. Blocks are scattered in memory, so prefetching needs the
 // addresses early.
-template <class T>
 class StripPointers {
-  typedef typename T::Element Element;
-
  public:
   // Lists the strips of `keys`. Empty if blocks do not contain whole strips.
-  void list(const CacheShape& cache, const KeyRange& keys, const Element* key_cache,
-            const Element* value_cache) {
+  void list(const CacheShape& cache, const KeyRange& keys, const char* key_cache,
+            const char* value_cache) {
     keys_ = keys;
     count_ = 0;
     if (keys.first >= keys.last || cache.strip_width() != LANES) return;
-    const int64_t head_size = cache.block_size * cache.head_dim;
-    for (const Element* from : {key_cache, value_cache}) {
+    const int64_t key_bytes = cache.head_dim * cache.element_bytes;
+    for (const char* from : {key_cache, value_cache}) {
       const int64_t* block = keys.row->table + keys.first / cache.block_size;
       int64_t slot = keys.first % cache.block_size;
       for (int64_t first = 0; first < keys.num_strips(); first += keys.strips_per_head()) {
         const int64_t count = std::min(keys.strips_per_head(), keys.num_strips() - first);
         for (int64_t strip = 0; strip < count; strip++) {
-          const Element* at = cache.head_of(from, *block, keys.kv_head) + slot * cache.head_dim;
+          const char* at = cache.head_of(from, *block, keys.kv_head) + slot * key_bytes;
           for (int64_t head = 0; head < keys.num_heads; head++)
-            pointers_[count_ + head * count + strip] = (const char*)(at + head * head_size);
+            pointers_[count_ + head * count + strip] = at + head * cache.head_bytes();
           slot += LANES;
           if (slot < cache.block_size) continue;
           slot = 0;

@@ -20,6 +20,7 @@ typedef float Vector __attribute__((vector_size(64)));
 typedef uint32_t Words __attribute__((vector_size(64)));
 typedef int32_t Integers __attribute__((vector_size(64)));
 typedef uint16_t Halves __attribute__((vector_size(32)));
+typedef int8_t Bytes __attribute__((vector_size(16)));
 
 constexpr Integers LANE_NUMBERS = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
@@ -138,6 +139,11 @@ inline Vector exponential(Vector x) {
   return exp2(n, fraction * LOG2_E);
 }
 
+// Sixteen 8-bit integers as floats.
+inline Vector widen_bytes(const int8_t* from) {
+  return __builtin_convertvector(__builtin_convertvector(load<Bytes>(from), Integers), Vector);
+}
+
 inline Vector absolute(Vector x) { return (Vector)((Words)x & 0x7fffffffu); }
 
 // tanh(x) within four units in the last place; exactly 1 or -1 where float32 has no number in
@@ -186,6 +192,8 @@ struct Float32 {
   }
   static float widen(Element value) { return value; }
   static Vector widen16(const Element* from) { return load<Vector>(from); }
+  // Sixteen words from 8-bit integers: the first elements of all words, then the second ones.
+  static Words widen_words(const int8_t* from) { return (Words)widen_bytes(from); }
   static Vector exp2_rounded(Vector x) { return exp2(x); }
   static void narrow16(Element* to, Vector value) { store(to, value); }
   static void narrow32(Element* to, Vector first, Vector second) {
@@ -252,6 +260,10 @@ struct BFloat16 {
   }
   static Vector widen16(const Element* from) {
     return (Vector)(__builtin_convertvector(load<Halves>(from), Words) << 16);
+  }
+  // Exact: bfloat16 has the eight bits of such an integer, so the other half of a float is zero.
+  static Words widen_words(const int8_t* from) {
+    return (Words)widen_bytes(from) >> 16 | (Words)widen_bytes(from + LANES);
   }
   static Vector exp2_rounded(Vector x) { return exp2_for_bfloat16(x); }
   static void narrow16(Element* to, Vector value) {

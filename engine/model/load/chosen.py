@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
+from engine.config import KVCacheDtype
 from engine.errors import ModelRefused
 from engine.model.adapters import Adapter, read_adapters
 from engine.model.attention import choose_backend, choose_decode
 from engine.model.attention.interface import AttentionBackend, AttentionNeeds, DecodeAttention
+from engine.model.attention.quantized import over_cache
 from engine.model.attention.self_check import AttentionCheckFailed
 from engine.model.attention.split import SplitAttention
 from engine.model.causal_model import CausalModel
@@ -19,6 +21,8 @@ from engine.model.checks.determinism import NotInvariant, invariant_multiple
 from engine.model.checks.probe import check_adapter, probe
 from engine.model.checks.rehearsal import Rehearsal
 from engine.model.decoder.native_decoder import NativeDecoder
+from engine.model.device.kv_pool import LayerShape
+from engine.model.device.quantized_kv import QUANTIZED, SCALE_BYTES
 from engine.model.device.weight_files import WeightFiles
 from engine.model.load.fast_path import ModelPath, choose_model
 from engine.model.run.model_runner import Limits
@@ -35,6 +39,7 @@ class Chosen:
 
     Args:
         decode: the attention of captured steps; None if there can be none.
+        cache_dtype: of keys and values: `dtype`, or `QUANTIZED`.
         multiple: the rows and tokens of a step are padded to multiples of it, for `deterministic`.
         width: as in `TransformersModel`.
         adapters: the fingerprint of each adapter, by name.
@@ -53,6 +58,7 @@ class Chosen:
     eos_token_ids: frozenset[int]
     source: Path
     dtype: torch.dtype
+    cache_dtype: torch.dtype
     device: torch.device
     weights_fingerprint: str
     adapters: Mapping[str, str]
@@ -66,6 +72,7 @@ def choose(
     attention_backend: str,
     model_path: ModelPath,
     block_size: int,
+    kv_cache_dtype: KVCacheDtype = "auto",
     adapters: Mapping[str, Path],
     limits: Limits,
     deterministic: bool,
@@ -74,33 +81,30 @@ def choose(
 ) -> Chosen:
     """Choose what is fastest on this machine; ModelRefused if a requested option does not work."""
     device = loaded.model.device
-    served, added = _probed(loaded, adapters)
-    try:
-        backend, decode = _attention(
-            attention_backend,
-            served.attention_needs,
-            loaded,
-            block_size=block_size,
-            deterministic=deterministic,
-        )
-    except (AttentionCheckFailed, ValueError) as error:
-        raise ModelRefused(str(error)) from error
+    served, added, cache_dtype = _probed(loaded, adapters, kv_cache_dtype)
+    backend, decode = _attention(
+        attention_backend,
+        served.attention_needs,
+        loaded,
+        block_size=block_size,
+        cache_dtype=cache_dtype,
+        deterministic=deterministic,
+    )
     model = choose_model(
         served,
         adapters=added,
         model_path=model_path,
         block_size=block_size,
+        cache_dtype=cache_dtype,
         compiled=attention_backend == "auto",
         weight_files=weight_files,
         stored=loaded.stored,
     )
     multiple = 1
     if deterministic:
-        rehearsal = Rehearsal(
-            dtype=loaded.dtype, device=device, block_size=block_size, backend=backend
-        )
+        trial = Rehearsal(dtype=cache_dtype, device=device, block_size=block_size, backend=backend)
         multiple = _invariant_multiple(
-            model, rehearsal, limits, loaded, windows=served.windows, adapters=added, now=now
+            model, trial, limits, loaded, windows=served.windows, adapters=added, now=now
         )
     return Chosen(
         model=model,
@@ -114,6 +118,7 @@ def choose(
         eos_token_ids=loaded.eos_token_ids,
         source=loaded.source,
         dtype=loaded.dtype,
+        cache_dtype=cache_dtype,
         device=device,
         weights_fingerprint=loaded.fingerprint,
         adapters={adapter.name: adapter.fingerprint for adapter in added},
@@ -122,28 +127,52 @@ def choose(
     )
 
 
+def _cache_dtype(
+    name: KVCacheDtype, loaded: LoadedModel, shapes: Sequence[LayerShape]
+) -> torch.dtype:
+    """The type of keys and values in the cache; ModelRefused if this model cannot have it here."""
+    if name == "auto":
+        return loaded.dtype
+    if loaded.model.device.type != "cpu":
+        raise ModelRefused("kv_cache_dtype int8 is served on a CPU only: set it to auto")
+    if any(dim % SCALE_BYTES for shape in shapes for dim in (shape.key_dim, shape.value_dim)):
+        raise ModelRefused(
+            f"kv_cache_dtype int8 needs heads whose size is a multiple of {SCALE_BYTES}: "
+            "set it to auto"
+        )
+    return QUANTIZED
+
+
 def _attention(
     name: str,
     needs: AttentionNeeds,
     loaded: LoadedModel,
     *,
     block_size: int,
+    cache_dtype: torch.dtype,
     deterministic: bool,
 ) -> tuple[AttentionBackend, DecodeAttention | None]:
     """The attention of steps that are not captured, and that of captured ones.
 
     A backend that is named computes all rows of the former. With `deterministic`, one backend
     computes everything: a token's result must not depend on the length of its chunk.
+
+    Raises:
+        ModelRefused: the backend does not work here.
     """
     device = loaded.model.device
-    backend = choose_backend(
-        name,
-        dtype=loaded.dtype,
-        device=device,
-        block_size=block_size,
-        needs=needs,
-        deterministic=deterministic,
-    )
+    try:
+        backend = choose_backend(
+            name,
+            dtype=loaded.dtype,
+            device=device,
+            block_size=block_size,
+            needs=needs,
+            deterministic=deterministic,
+        )
+    except (AttentionCheckFailed, ValueError) as error:
+        raise ModelRefused(str(error)) from error
+    backend = over_cache(backend, cache_dtype)
     if deterministic:
         return backend, None
     decode = choose_decode(dtype=loaded.dtype, device=device, block_size=block_size, needs=needs)
@@ -153,13 +182,14 @@ def _attention(
 
 
 def _probed(
-    loaded: LoadedModel, adapters: Mapping[str, Path]
-) -> tuple[TransformersModel, Sequence[Adapter]]:
-    """The model on the wide path, with its reader of pictures and its adapters."""
+    loaded: LoadedModel, adapters: Mapping[str, Path], kv_cache_dtype: KVCacheDtype
+) -> tuple[TransformersModel, Sequence[Adapter], torch.dtype]:
+    """The model on the wide path with its reader of pictures, its adapters, its cache's type."""
     served = probe(loaded.model, max_model_len=loaded.max_model_len)
     if loaded.reads_pictures:
         served.picture_reader = PictureReader(loaded.model)
-    return served, _add_adapters(served, adapters)
+    cache_dtype = _cache_dtype(kv_cache_dtype, loaded, served.layer_shapes)
+    return served, _add_adapters(served, adapters), cache_dtype
 
 
 def _add_adapters(served: TransformersModel, folders: Mapping[str, Path]) -> Sequence[Adapter]:

@@ -25,6 +25,7 @@ from engine.model.decoder.decoder_weights import DecoderWeights, read_weights
 from engine.model.decoder.fused_decoder import FusedDecoder
 from engine.model.decoder.native_decoder import NativeDecoder
 from engine.model.device.device_errors import cause_of, is_out_of_memory
+from engine.model.device.quantized_kv import QUANTIZED
 from engine.model.device.weight_files import WeightFiles
 from engine.model.kernels.build import KernelsUnavailable, best_variant
 from engine.model.kernels.quantized import StoredWeight
@@ -40,6 +41,9 @@ WORST_TOLERANCES = {torch.float32: 1e-2, torch.float16: 0.25, torch.bfloat16: 0.
 #: Largest accepted median error if routers choose the experts. Rounding decides between experts
 #: with nearly equal scores, so single tokens may differ in everything.
 ROUTED_TOLERANCES = TOLERANCES | {torch.float16: 0.25, torch.bfloat16: 0.25}
+#: Largest accepted median error over a quantized cache: where two forms round a number differently,
+#: the stored integer may differ by one. SmolLM2 has 2e-3 in float32.
+QUANTIZED_TOLERANCES = {torch.float32: 2e-2, torch.float16: 0.1, torch.bfloat16: 0.2}
 #: Steps of the check: the number of tokens of each prompt. Chunks and decodes cross block ends.
 CHECKED_STEPS = ((19, 3, 1), (1, 14, 40), (1, 1, 7))
 CHECKED_LENGTHS = [sum(lengths) for lengths in zip(*CHECKED_STEPS, strict=True)]
@@ -69,6 +73,7 @@ def choose_model(
     adapters: Sequence[Adapter] = (),
     model_path: ModelPath = "auto",
     block_size: int = 16,
+    cache_dtype: torch.dtype | None = None,
     compiled: bool = True,
     weight_files: WeightFiles | None = None,
     stored: Mapping[str, StoredWeight] = MappingProxyType({}),
@@ -80,6 +85,7 @@ def choose_model(
         adapters: the adapters that the chosen model must also compute.
         model_path: "wide" excludes the fast path, "fast" requires it.
         block_size: block size of the pool that will be used.
+        cache_dtype: the type of that pool; None for the model's.
         compiled: whether the C++ form may be chosen.
         weight_files: where the C++ form shares its packed weights; None for nowhere.
         stored: as in `LoadedModel`. The C++ form computes with them as they are. For every other
@@ -110,7 +116,9 @@ def choose_model(
                 weights = read_weights(config, served.model.state_dict(keep_vars=True))
             model = form(config, weights, mapped)
             names = [adapter.name for adapter in adapters]
-            check_against(served, model, block_size=block_size, adapters=names)
+            check_against(
+                served, model, block_size=block_size, cache_dtype=cache_dtype, adapters=names
+            )
         except REFUSALS as error:
             logger.warning("a form of the fast path cannot be used: %s", _reason(error))
         else:
@@ -145,12 +153,13 @@ def check_against(
     model: CausalModel,
     *,
     block_size: int,
+    cache_dtype: torch.dtype | None = None,
     adapters: Sequence[str] = (),
 ) -> None:
     """Compare the logits of every token of `CHECKED_STEPS`, without and with each adapter.
 
     The tokens of a model with experts first use all of them, which no rounding can change, then
-    those that the routers choose.
+    those that the routers choose. A quantized cache is compared after the model's own.
 
     Raises:
         WrongLogits: the median error or the error of a token is larger than rounding explains, or
@@ -160,6 +169,8 @@ def check_against(
         raise WrongLogits(f"{model.name} has other shapes of keys and values than the model")
     with every_expert(served, model):
         _check_closely(served, model, block_size, adapters)
+        if cache_dtype == QUANTIZED:
+            _check_quantized(served, model, block_size)
     if served.has_experts:
         _, errors = _compare(served, model, block_size, ())
         error = float(errors.median())
@@ -210,6 +221,14 @@ def _check_closely(
                 raise WrongLogits(f"{model.name} computes another effect of the adapter {name}")
 
 
+def _check_quantized(served: TransformersModel, model: CausalModel, block_size: int) -> None:
+    """Compare the logits over quantized caches, in the median token."""
+    _, errors = _compare(served, model, block_size, (), cache_dtype=QUANTIZED)
+    error = float(errors.median())
+    if not error <= QUANTIZED_TOLERANCES[served.model.dtype]:
+        raise WrongLogits(f"over an 8-bit KV cache, {model.name} is off by {error:.1e}")
+
+
 def _compare_closely(
     served: TransformersModel, model: CausalModel, block_size: int, adapters: Sequence[str]
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -229,10 +248,15 @@ def _compare_closely(
 
 
 def _compare(
-    served: TransformersModel, model: CausalModel, block_size: int, adapters: Sequence[str]
+    served: TransformersModel,
+    model: CausalModel,
+    block_size: int,
+    adapters: Sequence[str],
+    *,
+    cache_dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The expected logits [tokens, vocabulary], and the relative error of each token [tokens]."""
-    dtype = served.model.dtype
+    dtype = cache_dtype or served.model.dtype
     prompts = [prompt_of(length, served.vocab_size) for length in CHECKED_LENGTHS]
     rehearsal = reference_rehearsal(dtype=dtype, device=served.model.device, block_size=block_size)
     expected, found = (

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import torch
 
-from engine.config import NUM_SEQS
+from engine.config import NUM_SEQS, KVCacheDtype
 from engine.errors import ModelRefused
 from engine.model.attention.interface import AttentionUnavailable
 from engine.model.causal_model import state_shapes_of
@@ -64,6 +64,7 @@ def load_runner(
     num_blocks: int | None = None,
     kv_cache_memory_bytes: int | None = None,
     num_host_blocks: int | None = None,
+    kv_cache_dtype: KVCacheDtype = "auto",
     attention_backend: str = "auto",
     model_path: ModelPath = "auto",
     deterministic: bool = False,
@@ -77,12 +78,10 @@ def load_runner(
     """Load a model, check it and the attention backend on this machine, and size its KV pool.
 
     The pool has `num_blocks` blocks, or as many as fit in `kv_cache_memory_bytes`; without both, a
-    share of the memory that the weights leave free, at most what `max_num_seqs` requests of full
-    length use. The host has as many as a share of its free memory holds, and none where requests
-    never lack one. A named `attention_backend` excludes the C++ decoder, which shares its weights
-    in `shared_weights`. With `deterministic`, logits do not depend on what else a step computes.
-    `adapters` are LoRA folders by name, `load` reads weights. With a clock `now`, copies are timed,
-    and first blocks are touched. ModelRefused if this cannot be served here, or memory lacks.
+    share of the free memory, at most what `max_num_seqs` requests of full length use. The host has
+    as many as a share of its memory holds, none where requests never lack one. A named backend of
+    attention excludes the C++ decoder, which shares its weights in `shared_weights`. With a clock
+    `now`, copies are timed and first blocks touched. ModelRefused if it cannot be served here.
     """
     target = prepared_device(device)
     rows, tokens = _step_limits(target, max_num_seqs, max_num_batched_tokens)
@@ -92,6 +91,7 @@ def load_runner(
         attention_backend=attention_backend,
         model_path=model_path,
         block_size=block_size,
+        kv_cache_dtype=kv_cache_dtype,
         adapters=adapters,
         limits=limits,
         deterministic=deterministic,
@@ -153,7 +153,7 @@ def _default_device() -> str:
 
 def _num_blocks(chosen: Chosen, limits: Limits, *, memory_bytes: int | None) -> int:
     """The number of blocks, from the memory that the pool may take."""
-    shapes, sizes = chosen.model.layer_shapes, (chosen.block_size, chosen.dtype)
+    shapes, sizes = chosen.model.layer_shapes, (chosen.block_size, chosen.cache_dtype)
     if memory_bytes is not None and shapes:
         return blocks_in(memory_bytes, shapes, block_size=sizes[0], dtype=sizes[1])
     step = StepSize(
@@ -196,7 +196,7 @@ def _num_host_blocks(chosen: Chosen, limits: Limits, *, num_blocks: int) -> int:
     if num_blocks >= _useful_blocks(chosen, limits) or not chosen.model.layer_shapes:
         return 0
     size = bytes_per_block(
-        chosen.model.layer_shapes, block_size=chosen.block_size, dtype=chosen.dtype
+        chosen.model.layer_shapes, block_size=chosen.block_size, dtype=chosen.cache_dtype
     )
     try:
         memory = free_memory_bytes(HOST)
@@ -225,7 +225,7 @@ def _kv_pool(
             chosen.model.layer_shapes,
             num_blocks=num_blocks,
             block_size=chosen.block_size,
-            dtype=chosen.dtype,
+            dtype=chosen.cache_dtype,
             device=chosen.device,
             num_host_blocks=num_host_blocks,
             has_spare_block=has_spare_block,

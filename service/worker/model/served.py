@@ -38,6 +38,7 @@ _log = structlog.get_logger("service.worker.model")
 #: Settings of every decoder, with the names that its loader gives to its arguments.
 OF_DECODERS = (
     *("block_size", "num_blocks", "kv_cache_memory_bytes", "attention_backend", "model_path"),
+    "kv_cache_dtype",
     *("shared_weights", "shared_weights_bytes"),
 )
 NO_HOST_BLOCKS = (

@@ -18,7 +18,7 @@ MIN_DRAFTED_STEP_TOKENS = 2
 #: Settings of the native engine alone.
 NATIVE_ONLY = (
     *("attention_backend", "batch_mode", "block_size", "class_shares"),
-    *("device", "dynamic_batching", "max_prefill_tokens"),
+    *("device", "dynamic_batching", "kv_cache_dtype", "max_prefill_tokens"),
     *("max_speculative_step_tokens", "model_path", "num_host_blocks", "num_speculative_tokens"),
     *("pooling", "preemption_mode", "shared_weights", "shared_weights_bytes", "task", "watermark"),
 )

@@ -211,9 +211,7 @@ SCARCE = {"num_blocks": 20, "enable_prefix_caching": False}
 
 def poison(runner: ModelRunner) -> None:
     """Fill the whole pool with NaN: whatever is read without having been written shows."""
-    for layer in range(len(runner.model.layer_shapes)):
-        runner.kv_pool.key_cache(layer).fill_(torch.nan)
-        runner.kv_pool.value_cache(layer).fill_(torch.nan)
+    runner.kv_pool.spoil()
     if runner.kv_pool.states is not None:
         runner.kv_pool.states.poison()
 

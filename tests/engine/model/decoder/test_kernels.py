@@ -157,9 +157,7 @@ def test_of_many_decodes_at_once_each_is_what_it_is_alone_bit_for_bit(case):
         shapes = native.layer_shapes
         pool = KVPool(shapes, num_blocks=blocks, block_size=block_size, dtype=dtype)
         # What lies in slots that were never written must not show.
-        for layer in range(len(shapes)):
-            pool.key_cache(layer).fill_(torch.nan)
-            pool.value_cache(layer).fill_(torch.nan)
+        pool.spoil()
         chunks, decodes = [], []
         for index, prompt in enumerate(chosen):
             table = range(index, blocks, len(chosen))
