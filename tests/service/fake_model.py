@@ -24,7 +24,8 @@ from quire.wire.constraints import Constraint
 from quire.wire.logprobs import TokenLogprob
 from service.worker.constraints.grammars import Grammars, load_grammars
 from service.worker.model.adapters import adapters_in
-from service.worker.model.served import ServedModel, engine_config
+from service.worker.model.engine_config import engine_config
+from service.worker.model.served import ServedModel
 from service.worker.model.text import Messages, ModelTokenizer
 from service.worker.model.vectors import ServedVectors
 from service.worker.settings.config import Settings

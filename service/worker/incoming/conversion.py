@@ -4,10 +4,12 @@ Only this module builds engine Requests, so only this module needs the types of 
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from engine.output.detokenizer import Detokenizer
+from engine.picture import Picture
 from engine.request import Pooling, Request
 from engine.sampling_params import SamplingParams as EngineSampling
 from quire.errors import InvalidRequest
@@ -23,6 +25,7 @@ from service.worker.constraints.strict_calls import answering_grammar, strict_gr
 from service.worker.constraints.terminals import json_rule
 from service.worker.incoming.origins import with_changed_chat
 from service.worker.model.continuations import encode_continued, refuse_faulty_choice
+from service.worker.model.pictures import DecodedPicture
 from service.worker.model.served import ServedModel
 from service.worker.model.text import ModelTokenizer
 from service.worker.outgoing.completions import Origin
@@ -45,6 +48,7 @@ class EncodedPrompt(NamedTuple):
     pooling: Pooling | None = None
     opening: str = ""
     choice_from: int | None = None
+    pictures: tuple[Picture, ...] = ()
 
 
 def engine_request(
@@ -54,6 +58,7 @@ def engine_request(
     served: ServedModel,
     settings: Settings,
     now_ms: int,
+    pictures: Sequence[DecodedPicture] = (),
 ) -> tuple[Request, Constraint | None]:
     """The engine's Request for a request that was claimed at `now_ms`, and its constraint.
 
@@ -61,7 +66,7 @@ def engine_request(
     `compiling`. After a takeover the request continues after the published token
     ids in `delivery`: the engine replays them through stop conditions and text, and first checks
     whether the output is already complete. The Origin in `delivery` is replaced if the chat is
-    another prompt than in earlier versions.
+    another prompt than in earlier versions. `pictures` are those of the chat, in their order.
 
     Raises:
         InvalidRequest: the request can never be served; the error names the field.
@@ -71,8 +76,8 @@ def engine_request(
     adapter = adapter_of(request.body, model=settings.model_name)
     if adapter is not None and adapter.name not in served.adapters:
         raise adapter.refusal(served.adapters)
-    whole, pooling, opening, choice_from = _prompt_of(request, body, delivery, served)
-    prompt_ids = _kept(whole, body)
+    prompt = _prompt_of(request, body, delivery, served, pictures)
+    prompt_ids, pooling, choice_from = _kept(prompt, body), prompt.pooling, prompt.choice_from
     max_tokens = 1
     if pooling is None:
         left = served.engine.config.max_model_len - len(prompt_ids)
@@ -100,19 +105,20 @@ def engine_request(
         # No tenant has a zero byte in its name.
         cache_salt=f"{request.tenant}\0{body.cache_salt}" if body.cache_salt else request.tenant,
         adapter=adapter.name if adapter is not None else None,
-        text=_text_stream(request, body, served, sampling, prompt_ids, opening=opening)
-        if pooling is None
-        else None,
+        text=_text_stream(request, body, served, sampling, prompt_ids, opening=prompt.opening),
         pooling=pooling,
+        pictures=prompt.pictures,
     )
     return converted, _constraint_of(body, served)
 
 
-def _kept(prompt_ids: list[int], body: ParsedBody) -> list[int]:
-    """The tokens of the prompt that the body keeps."""
-    most = body.max_prompt_tokens
-    if most is None:
+def _kept(prompt: EncodedPrompt, body: ParsedBody) -> list[int]:
+    """The tokens of the prompt that the body keeps. InvalidRequest if that might cut a picture."""
+    most, prompt_ids = body.max_prompt_tokens, prompt.token_ids
+    if most is None or most >= len(prompt_ids):
         return prompt_ids
+    if prompt.pictures:
+        raise InvalidRequest("body.truncate_prompt_tokens", "would cut a prompt with pictures")
     return prompt_ids[:most] if body.keeps_beginning else prompt_ids[-most:]
 
 
@@ -159,7 +165,11 @@ def _constraint_of(body: ParsedBody, served: ServedModel) -> Constraint | None:
 
 
 def _prompt_of(
-    request: GenerationRequest, body: ParsedBody, delivery: Delivery, served: ServedModel
+    request: GenerationRequest,
+    body: ParsedBody,
+    delivery: Delivery,
+    served: ServedModel,
+    pictures: Sequence[DecodedPicture],
 ) -> EncodedPrompt:
     if body.pooling is not None and body.pooling.choice is not None:
         assert body.prompt is not None
@@ -188,7 +198,12 @@ def _prompt_of(
     )
     if is_changed:
         delivery.origin = with_changed_chat(delivery.origin)
-    return EncodedPrompt(prompt_ids, opening=opening)
+    if not pictures:
+        return EncodedPrompt(prompt_ids, opening=opening)
+    assert served.pictures is not None, "the request would have been refused"
+    most = served.engine.config.max_model_len
+    expanded = served.pictures.expand(prompt_ids, pictures, most=most)
+    return EncodedPrompt(expanded.token_ids, opening=opening, pictures=expanded.pictures)
 
 
 def _text_stream(
@@ -199,7 +214,9 @@ def _text_stream(
     prompt_ids: list[int],
     *,
     opening: str,
-) -> Detokenizer:
+) -> Detokenizer | None:
+    if body.pooling is not None:
+        return None
     return served.tokenizer.text_stream(
         sampling,
         prompt=prompt_ids,

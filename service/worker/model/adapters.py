@@ -6,10 +6,14 @@ The engine reads and checks the files of adapters.
 from collections.abc import Collection
 from pathlib import Path
 
+import structlog
+
 from engine.errors import ModelRefused
 from quire.errors import InvalidRequest
 from quire.wire.adapters import ADAPTER_PATTERN, adapter_of, is_adapter_name
 from quire.wire.protocol import GenerationRequest
+
+_log = structlog.get_logger("service.worker.model")
 
 #: A folder with this file is an adapter, in PEFT's format.
 CONFIG_FILE = "adapter_config.json"
@@ -78,6 +82,14 @@ def known_adapter(request: GenerationRequest, *, model: str, known: Collection[s
 def fingerprint_with(engine: str, adapter: str, *, revision: str) -> str:
     """The fingerprint of an engine that generates with an adapter."""
     return f"{engine}{_SEPARATOR}{adapter}={revision}"
+
+
+def find_adapters(folder: Path | None) -> dict[str, Path]:
+    """`adapters_in`; a folder that has none is a reason for a warning."""
+    found = adapters_in(folder)
+    if folder is not None and not found:
+        _log.warning("the folder of adapters has no adapter", folder=str(folder))
+    return found
 
 
 def is_same_adapter(one: str, other: str) -> bool:

@@ -34,6 +34,9 @@ _REPLACES = frozenset({"replace"})
 #: Filters that only compare with their arguments.
 _COMPARES = frozenset({"select", "reject", "selectattr", "rejectattr", "trim"})
 
+#: The text of a chat that shows what a template writes.
+PROBE_TEXT = "Hello there."
+
 #: The test of templates whether a value is none.
 NONE_TEST = "none"
 
@@ -63,8 +66,41 @@ class NoText(str):
     __hash__ = str.__hash__
 
 
-def with_plain_content(message: dict[str, Any]) -> dict[str, Any]:
-    """The message as templates take it: its text parts joined, its reasoning under every name."""
+def with_plain_contents(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages as templates take them: texts joined, reasoning under every name.
+
+    With a picture in any of them, each has its content in parts, as templates for pictures expect.
+    """
+    found = list(messages)
+    has_pictures = any(map(_has_pictures, found))
+    return [in_parts(one) if has_pictures else one for one in map(_with_plain_content, found)]
+
+
+def in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with its text as a part, if it is none yet."""
+    if not isinstance(message.get("content"), str):
+        return message
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
+
+
+def reads_only_parts(render: Callable[..., str]) -> bool:
+    """Whether a template leaves out a text that is not a part, as some for pictures do."""
+
+    def writes(content: object) -> bool:
+        try:
+            return PROBE_TEXT in render([{"role": "user", "content": content}])
+        except Exception:  # noqa: BLE001 - a template is a program and may raise anything.
+            return False
+
+    return not writes(PROBE_TEXT) and writes([{"type": "text", "text": PROBE_TEXT}])
+
+
+def _has_pictures(message: dict[str, Any]) -> bool:
+    content = message["content"]
+    return isinstance(content, list) and any(part["type"] == "image" for part in content)
+
+
+def _with_plain_content(message: dict[str, Any]) -> dict[str, Any]:
     content = message["content"]
     thought = message.get("reasoning_content")
     # Some templates have other names for it. That of gpt-oss refuses it beside content and calls.
@@ -72,6 +108,10 @@ def with_plain_content(message: dict[str, Any]) -> dict[str, Any]:
         message = {"reasoning": thought, "thinking": thought, **message}
     if isinstance(content, str | None):
         return message
+    if _has_pictures(message):
+        # A template sees that there is a picture, and nothing that identifies it.
+        parts = [{"type": "image"} if part["type"] == "image" else part for part in content]
+        return {**message, "content": parts}
     return {**message, "content": "".join(part["text"] for part in content)}
 
 

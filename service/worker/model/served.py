@@ -6,22 +6,25 @@ inside a function, so that `--help` and the tests of the service need not load t
 
 import gc
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from engine.config import NUM_SEQS, EngineConfig
+from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.errors import ModelRefused
 from engine.port import TokenEngine
 from quire.queue.rank.policy import QueuePolicy
 from service.shared.logs import take_over_libraries
 from service.worker.constraints.grammars import Grammars, NoGrammars, load_grammars
-from service.worker.model.adapters import adapters_in
+from service.worker.model.adapters import find_adapters
+from service.worker.model.engine_config import engine_config
+from service.worker.model.pictures import PictureProcessor
 from service.worker.model.progress import Loading
 from service.worker.model.text import ModelTokenizer
 from service.worker.model.vectors import ServedVectors
@@ -70,6 +73,8 @@ class ServedModel:
     grammars: Grammars = field(default_factory=lambda: NoGrammars("none were loaded"))
     #: The vectors of a model that makes vectors and no text; None for one that generates.
     vectors: ServedVectors | None = None
+    #: Prepares the pictures of chats; None for a model that reads none.
+    pictures: PictureProcessor | None = None
 
     @property
     def cache_bytes(self) -> dict[str, int]:
@@ -125,6 +130,7 @@ def _load_decoder(settings: Settings, loading: Loading) -> ServedModel:
     """Load the model of `settings` that generates."""
     try:
         from engine.model.load.load_runner import load_runner
+        from engine.model.wide.loader import load_model
     except ModuleNotFoundError as error:
         raise ModelRefused(f"no model can be loaded: the module {error.name} is missing") from error
 
@@ -140,8 +146,9 @@ def _load_decoder(settings: Settings, loading: Loading) -> ServedModel:
         max_speculative_step_tokens=settings.max_speculative_step_tokens,
         deterministic=settings.deterministic,
         async_scheduling=settings.async_scheduling,
-        adapters=_find_adapters(settings.adapters),
+        adapters=find_adapters(settings.adapters),
         now=time.monotonic,
+        load=partial(load_model, pictures=settings.pictures),
         **{name: getattr(settings, name) for name in OF_DECODERS},
     )
     facts = runner.config_facts
@@ -158,6 +165,7 @@ def _load_decoder(settings: Settings, loading: Loading) -> ServedModel:
         read_memory=runner.device_memory,
         read_threads=runner.num_threads,
         bytes_per_block=facts.bytes_per_block,
+        pictures=_pictures_for(tokenizer, facts, settings),
         adapters=facts.adapters,
         grammars=_grammars_for(tokenizer, config),
     )
@@ -193,7 +201,7 @@ def _load_pooler(settings: Settings, task: str, loading: Loading) -> ServedModel
         loaded = load_embedder(
             settings.model_source,
             pooling=None if settings.pooling == "auto" else settings.pooling,
-            adapters=_find_adapters(settings.adapters),
+            adapters=find_adapters(settings.adapters),
             num_host_blocks=0,
             async_scheduling=False,
             now=time.monotonic,
@@ -242,7 +250,7 @@ def _load_vllm(settings: Settings) -> ServedModel:
         settings.model_source,
         vllm_limits(settings),
         given=settings.vllm,
-        adapters=_find_adapters(settings.adapters),
+        adapters=find_adapters(settings.adapters),
     )
     return served_by_vllm(settings, facts)
 
@@ -299,14 +307,8 @@ def _config_from(facts: "ConfigFacts", settings: Settings) -> EngineConfig:
         vocab_size=facts.vocab_size,
         eos_token_ids=facts.eos_token_ids,
         adapters=facts.adapters,
+        reads_pictures=facts.reads_pictures,
     ).with_states(facts.num_state_slots, facts.num_host_state_slots, facts.state_copy_seconds)
-
-
-def _find_adapters(folder: Path | None) -> dict[str, Path]:
-    found = adapters_in(folder)
-    if folder is not None and not found:
-        _log.warning("the folder of adapters has no adapter", folder=str(folder))
-    return found
 
 
 def _warn_of_lengths(settings: Settings, config: EngineConfig, *, model_reads: int) -> None:
@@ -336,55 +338,20 @@ def _keep_out_of_collections() -> None:
     gc.freeze()
 
 
-def engine_config(
-    settings: Settings,
-    *,
-    num_blocks: int,
-    num_host_blocks: int | None = None,
-    block_copy_seconds: float = 0.0,
-    max_num_seqs: int | None = None,
-    max_num_batched_tokens: int,
-    max_model_len: int,
-    vocab_size: int,
-    eos_token_ids: frozenset[int],
-    adapters: Collection[str] = (),
-    block_size: int | None = None,
-) -> EngineConfig:
-    """The engine's settings, completed by values from the model, the memory and the device."""
-    return EngineConfig(
-        num_blocks=num_blocks,
-        max_model_len=min(max_model_len, settings.max_model_len or max_model_len),
-        vocab_size=vocab_size,
-        eos_token_ids=eos_token_ids,
-        adapters=frozenset(adapters),
-        block_size=block_size or settings.block_size,
-        num_host_blocks=(settings.num_host_blocks or 0)
-        if num_host_blocks is None
-        else num_host_blocks,
-        max_num_seqs=max_num_seqs or settings.max_num_seqs or NUM_SEQS["cpu"],
-        max_num_batched_tokens=max_num_batched_tokens,
-        long_prefill_token_threshold=settings.long_prefill_token_threshold,
-        max_prefill_tokens=settings.max_prefill_tokens,
-        batch_mode=settings.batch_mode,
-        dynamic_batching=settings.dynamic_batching,
-        num_speculative_tokens=settings.num_speculative_tokens,
-        max_speculative_step_tokens=settings.max_speculative_step_tokens,
-        enable_prefix_caching=settings.enable_prefix_caching,
-        policy=settings.policy,
-        aging_seconds=settings.aging_seconds,
-        class_shares=settings.class_shares,
-        preemption_mode=settings.preemption_mode,
-        block_copy_seconds=block_copy_seconds,
-        watermark=settings.watermark,
-        check_invariants=settings.check_invariants,
-    )
-
-
 def _tokenizer_in(source: Path) -> ModelTokenizer:
     tokenizer = ModelTokenizer.load(str(source))
     if tokenizer.why_no_chat is not None:
         _log.info("no chats", reason=tokenizer.why_no_chat)
     return tokenizer
+
+
+def _pictures_for(
+    tokenizer: ModelTokenizer, facts: "ConfigFacts", settings: Settings
+) -> PictureProcessor | None:
+    if settings.pictures and not facts.reads_pictures:
+        raise ModelRefused("pictures is set, but pictures of this type of model are not read")
+    source = str(facts.tokenizer_source)
+    return PictureProcessor.load(source, tokenizer.backend) if settings.pictures else None
 
 
 def _grammars_for(tokenizer: ModelTokenizer, config: EngineConfig) -> Grammars:

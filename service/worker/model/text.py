@@ -7,7 +7,7 @@ control token.
 """
 
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,24 +22,33 @@ from engine.logprobs import Logprobs
 from engine.output.detokenizer import Detokenizer, StreamDecoder
 from engine.sampling_params import SamplingParams
 from quire.errors import InvalidRequest
-from quire.openai.tools.formats import FORMATS, REASONING_FORMATS
+from quire.openai.tools.formats import REASONING_FORMATS
 from quire.wire.logprobs import TokenLogprob, TopLogprob
 from service.worker.constraints.strict_calls import CallMarks, call_marks, mark_ids
 from service.worker.model.chat_template import (
     JOIN,
     NONE_TEST,
+    PROBE_TEXT,
     SHORT_IDS,
+    in_parts,
     is_none,
     joined,
     own_text,
+    reads_only_parts,
     rewritten,
     with_no_text,
-    with_plain_content,
+    with_plain_contents,
     with_short_ids,
 )
 from service.worker.model.control_tokens import ChatPrompt, ControlTokens
 from service.worker.model.encoding import encoded
 from service.worker.model.gguf_tokenizer import load_gguf_tokenizer
+from service.worker.model.special_tokens import (
+    all_but,
+    marks_of_calls,
+    marks_of_reasoning,
+    special_tokens,
+)
 from service.worker.model.token_bytes import bytes_of
 
 #: Decoded before a token to get the token's own text: many tokens decode differently at the
@@ -59,10 +68,10 @@ Messages = Sequence[dict[str, Any]]
 
 #: Before a model is served, our token ids of these chats are compared with the library's.
 PROBES: Sequence[Messages] = (
-    [{"role": "user", "content": "Hello there."}],
-    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello there."}],
+    [{"role": "user", "content": PROBE_TEXT}],
+    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": PROBE_TEXT}],
     [
-        {"role": "user", "content": "Hello there."},
+        {"role": "user", "content": PROBE_TEXT},
         {"role": "assistant", "content": "Yes?"},
         {"role": "user", "content": "Good-bye."},
     ],
@@ -114,10 +123,10 @@ class ModelTokenizer:
         self._no_chat = no_chat
         self._before = tokenizer.encode(BEFORE, add_special_tokens=False).ids
         self._texts: dict[int, tuple[str, bytes]] = {}
-        special = _special(tokenizer)
-        self._left_out = _all_but(special, _marks_of_reasoning(special))
-        self._left_out_of_calls = _all_but(
-            special, _marks_of_reasoning(special) | _marks_of_calls(special)
+        special = special_tokens(tokenizer)
+        self._left_out = all_but(special, marks_of_reasoning(special))
+        self._left_out_of_calls = all_but(
+            special, marks_of_reasoning(special) | marks_of_calls(special)
         )
 
     @classmethod
@@ -205,7 +214,7 @@ class ModelTokenizer:
                 raise InvalidRequest(f"body.{name}", message)
         created = _CREATED_MS.set(created_ms)
         try:
-            plain = [with_plain_content(message) for message in messages]
+            plain = with_plain_contents(messages)
             given = {name: value for name, value in arguments.items() if name in self._variables}
             variables = {**given, **wanted}
             text = self._render_chat(plain, **variables)
@@ -332,9 +341,14 @@ def _chat_of(loaded: Any) -> dict[str, Any]:
         for name, text in loaded.special_tokens_map.items()
     }
 
+    takes_parts = False
+
     def render(messages: Messages, **settings: Any) -> str:
+        given = [in_parts(message) for message in messages] if takes_parts else list(messages)
         as_usual = {"tokenize": False, "add_generation_prompt": True}
-        return str(loaded.apply_chat_template(list(messages), **as_usual | settings))
+        return str(loaded.apply_chat_template(given, **as_usual | settings))
+
+    takes_parts = reads_only_parts(render)
 
     def render_marked(messages: Messages, **settings: Any) -> str:
         if has_short_ids:
@@ -373,27 +387,6 @@ def _opening_at(end: str) -> str:
     """The opening mark of reasoning at the end of a prompt; empty if there is none."""
     end = end.rstrip()
     return next((one.begin for one in REASONING_FORMATS if end.endswith(one.begin)), "")
-
-
-def _all_but(special: Mapping[str, int], marks: Set[str]) -> frozenset[int] | None:
-    """The special tokens without these marks; None if no mark is a special token."""
-    kept = marks & special.keys()
-    if not kept:
-        return None
-    return frozenset(token_id for text, token_id in special.items() if text not in kept)
-
-
-def _marks_of_reasoning(special: Mapping[str, int]) -> set[str]:
-    return {mark for one in REASONING_FORMATS if one.begin in special for mark in one.marks}
-
-
-def _marks_of_calls(special: Mapping[str, int]) -> set[str]:
-    return {mark for one in FORMATS if one.begin in special for mark in one.marks_in(special)}
-
-
-def _special(tokenizer: Tokenizer) -> dict[str, int]:
-    added = tokenizer.get_added_tokens_decoder()
-    return {token.content: token_id for token_id, token in added.items() if token.special}
 
 
 def _strftime_of_chat(form: str) -> str:

@@ -20,7 +20,8 @@ NATIVE_ONLY = (
     *("attention_backend", "batch_mode", "block_size", "class_shares"),
     *("device", "dynamic_batching", "kv_cache_dtype", "max_prefill_tokens"),
     *("max_speculative_step_tokens", "model_path", "num_host_blocks", "num_speculative_tokens"),
-    *("pooling", "preemption_mode", "shared_weights", "shared_weights_bytes", "task", "watermark"),
+    *("pictures", "pooling", "preemption_mode", "shared_weights", "shared_weights_bytes", "task"),
+    "watermark",
 )
 
 
@@ -56,6 +57,14 @@ _REFUSED: tuple[Rule, ...] = (
             "num_host_blocks takes memory that preemption_mode 'recompute' never uses: set "
             "preemption_mode to 'auto' or 'swap', or num_host_blocks to 0"
         ),
+    ),
+    (
+        lambda s: s.pictures and s.model_path == "fast",
+        "pictures needs the model's own code: set model_path to 'auto' or 'wide'",
+    ),
+    (
+        lambda s: s.pictures and s.task in ("embed", "classify"),
+        "pictures are read by models that generate: set task to 'generate' or 'auto'",
     ),
     (
         lambda s: sum(share > 0 for share in s.class_shares) > _least_seqs(s),

@@ -51,6 +51,11 @@ class ModelSettings(Section):
     """Data type of weights, and of the KV cache unless `kv_cache_dtype` names another."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs."""
+    pictures: bool = False
+    """Read the pictures of chats: also loads the model's encoder of pictures, and computes with the
+    model's own code (`model_path` wide). Needs Pillow (the extra `pictures`), and a model of a type
+    whose pictures are read.
+    """
     task: Literal["auto", "generate", "embed", "classify"] = "auto"
     """What the model makes: `generate` text, `embed` texts as vectors, or `classify` with a
     sequence-classification head. `auto` embeds with a folder in the layout of

@@ -15,7 +15,8 @@ from engine.batch import Batch, BatchRow
 from engine.engine import Engine
 from engine.errors import DeviceFailed
 from engine.fake_runner import FakeRunner, Script, fake_next_token
-from service.worker.model.served import ServedModel, engine_config
+from service.worker.model.engine_config import engine_config
+from service.worker.model.served import ServedModel
 from service.worker.model.text import ModelTokenizer
 from service.worker.observe.vitals import WorkerState
 from service.worker.process.worker import Worker

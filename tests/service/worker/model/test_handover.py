@@ -12,7 +12,8 @@ import engine.model.load.load_runner
 from engine.config import EngineConfig
 from engine.errors import ModelRefused
 from engine.model.load.load_runner import NUM_BATCHED_TOKENS
-from service.worker.model.served import engine_config, load_model
+from service.worker.model.engine_config import engine_config
+from service.worker.model.served import load_model
 from service.worker.settings.config import Settings
 from tests.service.builders import Queue, WorkerThread, left_in_the_middle, make_settings
 
@@ -112,11 +113,17 @@ def test_every_setting_of_the_model_reaches_its_loader(
         folder.mkdir()
         (folder / "adapter_config.json").touch()
     settings = make_settings(
-        "redis://nowhere", "queue", model="a/model", adapters=tmp_path, **FOR_THE_MODEL
+        "redis://nowhere",
+        "queue",
+        model="a/model",
+        adapters=tmp_path,
+        pictures=True,
+        **FOR_THE_MODEL,
     )
     with pytest.raises(ModelRefused, match="told enough"):
         load_model(settings)
     assert callable(told.pop("now"))
+    assert told.pop("load").keywords == {"pictures": True}
     named = {"path": "a/model", "num_blocks": None, "adapters": folders}
     assert told == FOR_THE_MODEL | named
 

@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from service.shared.settings.sources import ConfigurationError
-from service.worker.model.served import _find_adapters
+from service.worker.model.adapters import find_adapters
 from service.worker.settings.combinations import without_effect
 from service.worker.settings.config import Settings
 from tests.service.builders import Queue
@@ -44,6 +44,16 @@ def nothing_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
             "--num-speculative-tokens 4 --max-num-batched-tokens 1",
             "raise max_speculative_step_tokens and max_num_batched_tokens",
             "--max-num-batched-tokens 2",
+        ),
+        (
+            "--pictures --model-path fast",
+            "set model_path to 'auto' or 'wide'",
+            "--model-path wide",
+        ),
+        (
+            "--pictures --task embed",
+            "set task to 'generate' or 'auto'",
+            "--task generate",
         ),
         (
             "--class-shares 0.05,0.3,0.4,0.25 --max-num-seqs 3",
@@ -98,8 +108,8 @@ def test_a_variable_that_changes_nothing_is_told_as_a_flag_is(monkeypatch: pytes
 
 def test_a_folder_without_adapters_is_told(tmp_path: Path):
     with capture_logs() as said:
-        assert _find_adapters(tmp_path) == {}
-        assert _find_adapters(None) == {}
+        assert find_adapters(tmp_path) == {}
+        assert find_adapters(None) == {}
     (line,) = said
     assert (line["log_level"], line["folder"]) == ("warning", str(tmp_path))
 

@@ -1,0 +1,219 @@
+"""Prepares the pictures of a chat: pixels for the model's encoder, and tokens for its prompt.
+
+Knows no request, no queue and no image format: a picture comes decoded. The model's own image
+processor of transformers makes the pixels, in its form without torchvision, and transformers' own
+class says which tokens stand for them. Everything else that these classes need is in the config of
+the model.
+"""
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from engine.errors import ModelRefused
+from engine.picture import Picture
+from quire.errors import InvalidRequest
+
+#: The most bytes of pixels that requests of a worker hold together, before it claims no others.
+MAX_HELD_BYTES = 1 << 30
+
+#: What an image processor returns for the text of a prompt only.
+_FOR_TEXT = frozenset({"rows", "cols"})
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedPicture:
+    """A picture as it comes in.
+
+    Args:
+        digest: SHA-256 of the bytes as they were sent.
+        rgb: [height, width, 3], in uint8.
+    """
+
+    digest: bytes
+    rgb: NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, digest: bytes, *, width: int, height: int, rgb: bytes) -> "DecodedPicture":
+        """One whose pixels are bytes, row after row."""
+        return cls(digest, np.frombuffer(rgb, dtype=np.uint8).reshape(height, width, 3))
+
+
+class Expanded(NamedTuple):
+    """The tokens of a prompt with all placeholders, and its pictures."""
+
+    token_ids: list[int]
+    pictures: tuple[Picture, ...]
+
+
+class PictureProcessor:
+    """What one model makes of pictures, before its encoder.
+
+    Args:
+        image_processor: that of the model, as transformers loads it.
+        writer: transformers' processor of the model's type; only `replace_image_token` is used.
+        tokenizer: the model's.
+        placeholder: the token id that stands for an output of the encoder.
+    """
+
+    def __init__(
+        self, image_processor: Any, writer: Any, tokenizer: Tokenizer, *, placeholder: int
+    ) -> None:
+        self._image_processor = image_processor
+        self._writer = writer
+        self._tokenizer = tokenizer
+        self._placeholder = placeholder
+        #: Bytes of pixels that are alive in this process.
+        self.num_held_bytes = 0
+
+    @classmethod
+    def load(cls, source: str, tokenizer: Tokenizer) -> "PictureProcessor":
+        """The processor of a model whose pictures the engine reads.
+
+        Raises:
+            ModelRefused: a file or a library is missing, or the tokenizer lacks a token.
+        """
+        # Imported here, because it takes a second and also imports torch.
+        library: Any = import_module("transformers")
+        try:
+            config = library.AutoConfig.from_pretrained(source, trust_remote_code=False)
+            image_processor = library.AutoImageProcessor.from_pretrained(
+                source, backend="pil", trust_remote_code=False
+            )
+            writer = _writer_of(config, image_processor, tokenizer)
+        except Exception as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            message = f"the pictures of {source} cannot be prepared: {reason}"
+            raise ModelRefused(message) from error
+        return cls(image_processor, writer, tokenizer, placeholder=int(config.image_token_id))
+
+    @property
+    def has_room(self) -> bool:
+        """Whether requests with more pictures may come."""
+        return self.num_held_bytes < MAX_HELD_BYTES
+
+    def expand(
+        self, token_ids: Sequence[int], pictures: Sequence[DecodedPicture], *, most: int
+    ) -> Expanded:
+        """The prompt with the tokens of its pictures, of which the template has written one each.
+
+        The time is linear in the pixels, and pixels are made only of pictures that fit.
+
+        Raises:
+            InvalidRequest: the prompt has another number of pictures, or more than `most` tokens.
+        """
+        found = list(token_ids)
+        places = [index for index, one in enumerate(found) if one == self._placeholder]
+        if len(places) != len(pictures):
+            message = (
+                f"the model's chat template writes {len(places)} of {len(pictures)} pictures: it "
+                "takes none in such a message"
+            )
+            raise InvalidRequest("body.messages", message)
+        expanded: list[int] = []
+        made: list[Picture] = []
+        end = 0
+        for place, picture in zip(places, pictures, strict=True):
+            expanded += found[end:place]
+            pixels, own = self._prepared(picture, num_pictures=len(pictures))
+            made.append(Picture(picture.digest, len(expanded), len(own), pixels))
+            expanded += own
+            end = place + 1
+            if len(expanded) > most:
+                message = f"the prompt has more than {most} tokens with its {len(made)} pictures"
+                raise InvalidRequest("body.messages", message)
+        return Expanded(expanded + found[end:], tuple(made))
+
+    def _prepared(
+        self, picture: DecodedPicture, *, num_pictures: int
+    ) -> tuple[Mapping[str, Any], list[int]]:
+        """The pixels of one picture of a prompt that has `num_pictures`, and its tokens."""
+        options = {"return_row_col_info": True} if _has_tiles(self._image_processor) else {}
+        inputs: dict[str, Any] = dict(
+            self._image_processor(
+                images=[picture.rgb],
+                return_tensors="np",
+                input_data_format="channels_last",
+                **options,
+            )
+        )
+        if "batch_num_images" in inputs:
+            # Such a model divides a picture into patches only if it is alone in its prompt.
+            inputs["batch_num_images"] = np.array([num_pictures])
+            if num_pictures > 1:
+                inputs["pixel_values"] = inputs["pixel_values"][:, :1].copy()
+        text = self._writer.replace_image_token(inputs, 0)
+        token_ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        pixels = _Pixels({name: inputs[name] for name in inputs.keys() - _FOR_TEXT})
+        self._hold(pixels)
+        return pixels, token_ids
+
+    def _hold(self, pixels: "_Pixels") -> None:
+        """Count the bytes until the last request that has them is gone."""
+        size = sum(array.nbytes for array in pixels.values())
+        self.num_held_bytes += size
+        weakref.finalize(pixels, self._release, size)
+
+    def _release(self, size: int) -> None:
+        self.num_held_bytes -= size
+
+
+class _Pixels(dict[str, Any]):
+    """Arrays by name; unlike a plain dict, one may wait for its end."""
+
+    __slots__ = ("__weakref__",)
+
+
+def _has_tiles(image_processor: Any) -> bool:
+    return hasattr(image_processor, "do_image_splitting")
+
+
+def _writer_of(config: Any, image_processor: Any, tokenizer: Tokenizer) -> Any:
+    """Transformers' processor of this type, with the fields that its texts are made of.
+
+    Its constructor is not called: it would demand libraries for videos.
+    """
+    names: Any = import_module("transformers.models.auto.processing_auto")
+    kind = getattr(import_module("transformers"), names.PROCESSOR_MAPPING_NAMES[config.model_type])
+    writer = kind.__new__(kind)
+    writer.image_token = tokenizer.id_to_token(int(config.image_token_id))
+    writer.image_processor = image_processor
+    vars(writer).update(_fields_of(config))
+    for text in _texts_of(writer):
+        if len(tokenizer.encode(text, add_special_tokens=False).ids) != 1:
+            raise ValueError(f"the tokenizer has no token {text}")
+    return writer
+
+
+def _fields_of(config: Any) -> Mapping[str, Any]:
+    """What transformers' processor of this type reads of itself, from the model's own config."""
+    vision = config.vision_config
+    if config.model_type in ("idefics3", "smolvlm"):
+        size = vision.image_size // vision.patch_size
+        return {
+            "image_seq_len": size**2 // config.scale_factor**2,
+            "fake_image_token": "<fake_token_around_image>",
+            "global_image_token": "<global-img>",
+            "global_image_tag": "<global-img>",
+        }
+    if config.model_type == "llava":
+        return {
+            "patch_size": vision.patch_size,
+            # CLIP's first output is of the whole picture.
+            "num_additional_image_tokens": int(vision.model_type == "clip_vision_model"),
+            "vision_feature_select_strategy": config.vision_feature_select_strategy,
+        }
+    return {}
+
+
+def _texts_of(writer: Any) -> Iterator[str]:
+    """The texts in its expansions that must be tokens of their own."""
+    yield writer.image_token
+    if hasattr(writer, "fake_image_token"):
+        yield from (writer.fake_image_token, writer.global_image_token)

@@ -1,0 +1,125 @@
+"""Folders of tiny models that read pictures, as a user would have them: weights and all files."""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+#: The side of a tile, in pixels, and that of the square patches in it.
+TILE, PATCH = 16, 4
+_TOWER = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": TILE,
+    "patch_size": PATCH,
+}
+#: Writes parts only, as SmolVLM's template: a content that is a text is lost.
+IN_PARTS = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}"
+    "{% elif part['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}"
+    "{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+_SPECIAL = (
+    *("<eos>", "<|im_start|>", "<|im_end|>", "<image>"),
+    *("<fake_token_around_image>", "<global-img>"),
+    *(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)),
+)
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    """A token for each byte, and the special ones of all families."""
+    symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE(vocab={symbol: n for n, symbol in enumerate(symbols)}, merges=[]))
+    made.add_special_tokens([AddedToken(text, special=True) for text in _SPECIAL])
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    return made
+
+
+@dataclass(frozen=True)
+class PictureModel:
+    """A family: its config, its image processor's, and its template."""
+
+    config: Any
+    processor: dict[str, Any]
+    template: str = IN_PARTS
+
+    def save(self, folder: Path, *, seed: int = 0) -> Path:
+        """A folder with a model of random weights."""
+        torch.manual_seed(seed)
+        kind = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(self.config)]
+        kind(self.config).save_pretrained(folder)
+        self.wrapped().save_pretrained(folder)
+        (folder / "preprocessor_config.json").write_text(json.dumps(self.processor))
+        return folder
+
+    def wrapped(self) -> Any:
+        """The tokenizer as transformers has it."""
+        return transformers.PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer(), eos_token="<eos>", chat_template=self.template
+        )
+
+
+def _id(text: str) -> int:
+    found = tokenizer().token_to_id(text)
+    assert found is not None
+    return found
+
+
+def _text_config(kind: type) -> dict[str, Any]:
+    """A small decoder, whose outputs wander."""
+    fields: dict[str, Any] = kind(
+        vocab_size=tokenizer().get_vocab_size(),
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=_id("<eos>"),
+        pad_token_id=_id("<eos>"),
+    ).to_dict()
+    return fields
+
+
+_LLAMA = _text_config(transformers.LlamaConfig)
+_TILES = {"size": {"longest_edge": 4 * TILE}, "max_image_size": {"longest_edge": TILE}}
+
+MODELS: dict[str, PictureModel] = {
+    "smolvlm": PictureModel(
+        transformers.SmolVLMConfig(
+            vision_config=_TOWER, text_config=_LLAMA, image_token_id=_id("<image>")
+        ),
+        {"image_processor_type": "SmolVLMImageProcessor"} | _TILES,
+    ),
+    "idefics3": PictureModel(
+        transformers.Idefics3Config(
+            vision_config=_TOWER, text_config=_LLAMA, image_token_id=_id("<image>")
+        ),
+        {"image_processor_type": "Idefics3ImageProcessor"} | _TILES,
+    ),
+    "llava": PictureModel(
+        transformers.LlavaConfig(
+            vision_config=transformers.CLIPVisionConfig(**_TOWER).to_dict(),
+            text_config=_LLAMA,
+            image_token_index=_id("<image>"),
+        ),
+        {
+            "image_processor_type": "CLIPImageProcessor",
+            "size": {"shortest_edge": TILE},
+            "crop_size": {"height": TILE, "width": TILE},
+        },
+    ),
+}

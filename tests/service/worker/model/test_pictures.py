@@ -1,0 +1,218 @@
+"""Pictures of chats: the pixels and the tokens that transformers' own processor makes."""
+
+import gc
+
+import numpy as np
+import pytest
+
+from engine.errors import ModelRefused
+from quire.errors import InvalidRequest
+from service.worker.model import pictures
+from service.worker.model.pictures import DecodedPicture, PictureProcessor
+from service.worker.model.served import load_model
+from service.worker.model.text import ModelTokenizer
+from tests.service.builders import make_settings
+from tests.service.picture_models import MODELS, tokenizer
+
+pytest.importorskip("PIL", reason="needs Pillow, of the extra pictures")
+
+#: Wider than high, of one tile, and higher than wide.
+SIZES = ((40, 70), (16, 16), (100, 30))
+PICTURE = {"type": "image", "sha256": "00"}
+TEXT = {"type": "text", "text": " Which? "}
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    folders = {}
+
+    def folder(name):
+        if name not in folders:
+            folders[name] = MODELS[name].save(tmp_path_factory.mktemp(name))
+        return folders[name]
+
+    return folder
+
+
+def decoded(*sizes) -> list[DecodedPicture]:
+    """Pictures of noise."""
+    return [
+        DecodedPicture.of(
+            bytes([index] * 32),
+            width=width,
+            height=height,
+            rgb=np.random.default_rng(index).bytes(3 * width * height),
+        )
+        for index, (height, width) in enumerate(sizes)
+    ]
+
+
+def chat_of(*parts) -> list[dict]:
+    return [{"role": "system", "content": "Be brief."}, {"role": "user", "content": list(parts)}]
+
+
+def prompt_of(folder, chat) -> list[int]:
+    return ModelTokenizer.load(str(folder)).encode_chat(chat, created_ms=0).token_ids
+
+
+def library_processor(name, processor, monkeypatch):
+    """transformers' own, without the checks for libraries of videos."""
+    kind = type(processor._writer)
+    monkeypatch.setattr(kind, "check_argument_for_proper_class", lambda *_: None)
+    monkeypatch.setattr(f"{kind.__module__}.num2words", str, raising=False)
+    image = {"image_processor": processor._image_processor, "tokenizer": MODELS[name].wrapped()}
+    options = {
+        "smolvlm": {"image_seq_len": 4, "video_processor": None},
+        "idefics3": {"image_seq_len": 4},
+        "llava": {
+            "patch_size": 4,
+            "num_additional_image_tokens": 1,
+            "vision_feature_select_strategy": "default",
+        },
+    }
+    return kind(**image, **options[name])
+
+
+@pytest.mark.parametrize("sizes", [SIZES[:1], SIZES], ids=["one", "several"])
+@pytest.mark.parametrize("name", MODELS)
+def test_tokens_and_pixels_are_those_of_transformers(name, sizes, folder_of, monkeypatch):
+    folder, given = folder_of(name), decoded(*sizes)
+    processor = PictureProcessor.load(str(folder), tokenizer())
+    chat = chat_of(TEXT, *[PICTURE for _ in sizes], TEXT)
+    found = processor.expand(prompt_of(folder, chat), given, most=2048)
+    library = library_processor(name, processor, monkeypatch)
+    parts = [TEXT, *[{"type": "image"} for _ in sizes], TEXT]
+    system = {"role": "system", "content": [{"type": "text", "text": "Be brief."}]}
+    text = (
+        MODELS[name]
+        .wrapped()
+        .apply_chat_template(
+            [system, {"role": "user", "content": parts}], tokenize=False, add_generation_prompt=True
+        )
+    )
+    expected = library(
+        text=[text],
+        images=[[one.rgb for one in given]],
+        return_tensors="np",
+        input_data_format="channels_last",
+    )
+    assert found.token_ids == expected["input_ids"][0].tolist()
+    for key in found.pictures[0].pixels:
+        own = np.concatenate(
+            [one.pixels[key] for one in found.pictures], 0 if name == "llava" else 1
+        )
+        assert np.array_equal(own, expected[key])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_each_picture_has_its_place_and_its_digest(name, folder_of):
+    folder, given = folder_of(name), decoded(*SIZES)
+    processor = PictureProcessor.load(str(folder), tokenizer())
+    chat = chat_of(PICTURE, TEXT, PICTURE, PICTURE)
+    token_ids, made = processor.expand(prompt_of(folder, chat), given, most=2048)
+    placeholder = tokenizer().token_to_id("<image>")
+    assert [one.digest for one in made] == [one.digest for one in given]
+    outside = list(token_ids)
+    for one in reversed(made):
+        own = token_ids[one.start : one.end]
+        num_tiles = one.pixels["pixel_values"].size // (3 * 16 * 16)
+        assert own.count(placeholder) == num_tiles * (16 if name == "llava" else 4)
+        del outside[one.start : one.end]
+    assert placeholder not in outside
+
+
+def test_the_name_of_a_placeholder_in_a_text_is_text(folder_of):
+    """Only the template writes placeholders, so a caller cannot move a picture."""
+    folder = folder_of("smolvlm")
+    chat = chat_of({"type": "text", "text": "<image><global-img>"}, PICTURE)
+    processor = PictureProcessor.load(str(folder), tokenizer())
+    found = processor.expand(prompt_of(folder, chat), decoded(SIZES[0]), most=2048)
+    assert "<image><global-img>" in tokenizer().decode(
+        found.token_ids[: found.pictures[0].start], skip_special_tokens=False
+    )
+
+
+def test_a_text_is_not_lost_in_a_template_that_reads_parts_only(folder_of):
+    """As SmolVLM's: in a content that is a text it finds no parts, and writes nothing."""
+    for content in ("Hello there.", [{"type": "text", "text": "Hello there."}]):
+        chat = [{"role": "user", "content": content}]
+        ids = prompt_of(folder_of("smolvlm"), chat)
+        assert tokenizer().decode(ids, skip_special_tokens=False) == (
+            "<|im_start|>user\nHello there.<|im_end|>\n<|im_start|>assistant\n"
+        )
+
+
+def test_a_template_that_writes_no_picture_refuses_the_chat(folder_of):
+    processor = PictureProcessor.load(str(folder_of("llava")), tokenizer())
+    with pytest.raises(InvalidRequest, match="writes 0 of 1 pictures") as refusal:
+        processor.expand([1, 2, 3], decoded(SIZES[0]), most=2048)
+    assert refusal.value.field == "body.messages"
+
+
+def test_pictures_that_do_not_fit_into_the_context_are_not_prepared(folder_of):
+    """A prompt of many pictures costs what those that fit cost."""
+    folder = folder_of("smolvlm")
+    processor = PictureProcessor.load(str(folder), tokenizer())
+    prepared = []
+    image_processor = processor._image_processor
+    processor._image_processor = Counting(image_processor, prepared)
+    chat = chat_of(*[PICTURE] * 32)
+    with pytest.raises(InvalidRequest, match="more than 200 tokens with its 2 pictures"):
+        processor.expand(prompt_of(folder, chat), decoded(*[SIZES[1]] * 32), most=200)
+    assert len(prepared) == 2
+    gc.collect()
+    assert processor.num_held_bytes == 0
+
+
+class Counting:
+    """An image processor that counts its calls."""
+
+    do_image_splitting = True
+
+    def __init__(self, image_processor, calls):
+        self._image_processor, self._calls = image_processor, calls
+
+    def __call__(self, **options):
+        self._calls.append(options)
+        return self._image_processor(**options)
+
+
+def test_pixels_are_counted_until_their_request_has_ended(folder_of, monkeypatch):
+    folder = folder_of("llava")
+    processor = PictureProcessor.load(str(folder), tokenizer())
+    prompt = prompt_of(folder, chat_of(PICTURE))
+    monkeypatch.setattr(pictures, "MAX_HELD_BYTES", 5000)
+    first = processor.expand(prompt, decoded(SIZES[0]), most=2048)
+    assert processor.num_held_bytes == 3 * 16 * 16 * 4 and processor.has_room
+    second = processor.expand(prompt, decoded(SIZES[0]), most=2048)
+    assert not processor.has_room
+    del first
+    gc.collect()
+    assert processor.num_held_bytes == 3 * 16 * 16 * 4 and processor.has_room
+    assert second.pictures
+
+
+def test_a_worker_reads_pictures_only_if_that_is_set(folder_of):
+    fields = {"device": "cpu", "num_blocks": 16, "model": str(folder_of("smolvlm"))}
+    try:
+        text = load_model(make_settings("redis://nowhere", "queue", **fields))
+        seeing = load_model(make_settings("redis://nowhere", "queue", **fields, pictures=True))
+    finally:
+        gc.unfreeze()
+    assert text.pictures is None and not text.engine.config.reads_pictures
+    assert seeing.pictures is not None and seeing.engine.config.reads_pictures
+    assert text.fingerprint != seeing.fingerprint
+
+
+def test_a_model_that_reads_no_pictures_is_refused_where_they_are_set():
+    settings = make_settings("redis://nowhere", "queue", device="cpu", num_blocks=16, pictures=True)
+    with pytest.raises(ModelRefused, match="pictures of this type of model are not read"):
+        load_model(settings)
+
+
+@pytest.mark.parametrize("file", ["preprocessor_config.json", "config.json"])
+def test_a_folder_without_what_prepares_pictures_is_refused(file, tmp_path):
+    folder = MODELS["llava"].save(tmp_path)
+    (folder / file).unlink()
+    with pytest.raises(ModelRefused, match=f"^the pictures of {folder} cannot be prepared"):
+        PictureProcessor.load(str(folder), tokenizer())
