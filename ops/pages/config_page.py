@@ -83,24 +83,25 @@ def _companion(kind: type[CompanionSettings], page: str, also: str = "") -> list
     text = (
         f"`{kind.program}`, see {page}. Its variables begin with `{kind.prefix}`, and its table is "
         f"`[{kind.table}]`. If one of its own variables is not set, the {kind.table} reads the "
-        "worker's variable for these settings:"
+        f"worker's variable for these settings: {_listed([*kind.shared_with_worker()])}"
+        f"{f'; {also}' if also else '.'} It also reads the keys above all tables."
     )
-    shared = _listed([*kind.shared_with_worker()])
-    above = "It also reads the keys above all tables."
     return [
         f"## {kind.table.capitalize()}",
         "",
         *textwrap.wrap(text, PAGE_WIDTH, break_on_hyphens=False),
-        *([f"{shared};", also, above] if also else [f"{shared}. {above}"]),
-        *_tables(kind),
+        # Its one setting there, `config_file`, is the worker's.
+        *_tables(kind, leaves_out="Files"),
         "",
     ]
 
 
-def _tables(kind: type[ProcessSettings]) -> list[str]:
+def _tables(kind: type[ProcessSettings], *, leaves_out: str = "") -> list[str]:
     """A table for each section of a process' settings."""
     lines: list[str] = []
     for section, fields in kind.sections().items():
+        if section == leaves_out:
+            continue
         lines += ["", f"### {section}", ""]
         lines += ["| name | type | default | meaning |", "|---|---|---|---|"]
         for name, field in fields.items():

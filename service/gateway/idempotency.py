@@ -284,13 +284,15 @@ def call_of(
     form: ScoreForm = "",
     top_n: int = 0,
     likelihoods: LikelihoodForm | None = None,
+    given: Mapping[str, Any] | None = None,
 ) -> Call:
     """The call that a body describes.
 
     With an idempotency key its id is a function of tenant and key, so that every gateway finds the
     same request; without one the id is random. A body without a seed gets a seed derived from the
     digest. With a key the digest is a hash of tenant, key, kind and body, and without one it is
-    random. `model` is the name that answers will show. `reasoning` says which formats of
+    random. It is that of the body as it was `given`, if something was fetched for it.
+    `model` is the name that answers will show. `reasoning` says which formats of
     reasoning count. A call for scores has a `form`, and `top_n` results; 0 for all.
     With choices it has the form of their `likelihoods`.
     """
@@ -298,7 +300,8 @@ def call_of(
         digest = secrets.token_hex(32)
         name = digest
     else:
-        content_fields = {k: v for k, v in body.items() if k not in _RESPONSE_FIELDS}
+        asked = body if given is None else given
+        content_fields = {k: v for k, v in asked.items() if k not in _RESPONSE_FIELDS}
         answer: list[object] = [form, top_n] if form else []
         answer += [likelihoods.normalize] if likelihoods is not None else []
         digest = _sha256([tenant, key, kind, content_fields, *answer])

@@ -49,6 +49,7 @@ from service.gateway.http.middleware import (
 )
 from service.gateway.idempotency import CallRecord, call_of
 from service.gateway.metrics import GatewayMetrics
+from service.gateway.pictures import PictureFetcher
 from service.gateway.queue import DEFAULT_TENANT, Queue
 from service.gateway.queues import Queues
 from service.gateway.refusals import Refused, moved, refusal_of, unknown_model, with_headers
@@ -85,12 +86,9 @@ class Gateway:
         self.metrics = GatewayMetrics(
             num_open=lambda: lifecycle.num_open, max_open=settings.max_open_answers
         )
-        parts = ResponseParts(
-            *(settings, keys, lifecycle, self._queues),
-            metrics=self.metrics,
-            admit=self._admit,
-        )
-        self._responses = Responses(parts)
+        self._pictures = PictureFetcher(settings)
+        shared = (settings, keys, lifecycle, self._queues, self._pictures, self.metrics)
+        self._responses = Responses(ResponseParts(*shared, admit=self._admit))
         routes = Starlette(
             routes=self._routes(client), exception_handlers={HTTPException: no_route}
         )
@@ -160,9 +158,10 @@ class Gateway:
         body = scores_body(form, body) if form else body
         target = await self._queues.target(body.get("model"), body.get("adapter"))
         request.state.held.enter_context(target.admitted())
+        given = target.body(body)
         call = call_of(
             kind,
-            target.body(body),
+            await self._pictures.with_pictures(given),
             tenant=caller.tenant or DEFAULT_TENANT,
             key=options.key,
             model=target.model,
@@ -171,6 +170,7 @@ class Gateway:
             form=form,
             top_n=top_n,
             likelihoods=likelihoods,
+            given=given,
         )
         queue = target.queue
         if options.key is not None:
@@ -178,7 +178,7 @@ class Gateway:
             queue = await self._queues.holding(call.record.id, default=queue)
         record = await queue.submit(call, caller, options)
         # With pictures they take megabytes, and the answer may take hours.
-        del body, call
+        del body, given, call
         # A caller with an idempotency key finds its request by repeating the call. A caller
         # without one does not know the id of its request yet.
         answer_path = _path_from(request, record) if options.key is None else None
@@ -380,6 +380,7 @@ class Gateway:
     async def close(self) -> None:
         """Stop the tasks that cancel requests whose callers have gone."""
         await self._queues.close()
+        await self._pictures.close()
 
     async def _redis_answers(self) -> bool:
         try:

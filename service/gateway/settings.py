@@ -12,10 +12,19 @@ from quire.cli.programs import GATEWAY_PORT
 from quire.openai.tools.reasoning import ReasoningSetting
 from service.gateway.http.cors import ORIGIN_PATTERN
 from service.shared.batches.settings import FileSettings
-from service.shared.settings.fields import SPLIT_OR_NONE, Count, Port, QueueName, at_least
+from service.shared.settings.fields import (
+    SPLIT_OR_NONE,
+    Count,
+    Networks,
+    Port,
+    QueueName,
+    at_least,
+)
 from service.shared.settings.reading import Section
 
 Origin = Annotated[str, Field(pattern=ORIGIN_PATTERN)]
+#: Where pictures may be fetched: an origin, with neither path nor user.
+PictureOrigin = Annotated[str, Field(pattern=r"^https?://[^\sA-Z/,*?#@\\]+$")]
 #: How long a gateway waits for a caller.
 Patience = Annotated[float, at_least(0.05, "the way over a network may take as long")]
 
@@ -51,6 +60,25 @@ class CallerSettings(Section):
     """
 
 
+class PictureSettings(Section):
+    """Which pictures are fetched for callers."""
+
+    section: ClassVar[str] = "Pictures"
+
+    picture_origins: Annotated[tuple[PictureOrigin, ...], SPLIT_OR_NONE] = Field(
+        default=(), max_length=256
+    )
+    """Origins whose pictures are fetched for calls that name them by an address, as
+    `https://pictures.example`, separated by commas. Unset: none, and only data URLs are taken.
+    """
+    picture_networks: Networks = Field(default=(), max_length=64)
+    """Networks of these origins although their addresses are not public, separated by commas, such
+    as `10.1.0.0/16`.
+    """
+    picture_fetch_seconds: float = Field(default=10.0, ge=0.1, le=120.0)
+    """How long all pictures of one call may take to fetch."""
+
+
 class TenantLimits(Section):
     """How much one tenant may keep."""
 
@@ -64,7 +92,7 @@ class TenantLimits(Section):
     """Most batches of one tenant, ended ones included; more are refused."""
 
 
-class GatewaySettings(TenantLimits, CallerSettings, FileSettings):
+class GatewaySettings(TenantLimits, PictureSettings, CallerSettings, FileSettings):
     """All settings of a gateway."""
 
     program: ClassVar[str] = "python -m service.gateway"

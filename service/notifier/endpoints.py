@@ -20,9 +20,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from standardwebhooks.webhooks import EmptyWebhookSecretError, Webhook
 
 from quire.wire.protocol import TENANT_PATTERN
-from service.notifier.addresses import host_of
 from service.notifier.events import EVENTS
 from service.notifier.settings import NotifierSettings
+from service.shared.http.addresses import host_of
 from service.shared.settings.sources import ConfigurationError
 
 #: The most endpoints of one file.

@@ -8,8 +8,8 @@ from types import TracebackType
 
 import httpcore2
 
-from service.notifier.addresses import CheckedBackend, Network
 from service.notifier.endpoints import Endpoint
+from service.shared.http.addresses import CheckedBackend, Network
 
 #: The most bytes of an answer that are read; more end the connection.
 MAX_ANSWER_BYTES = 16 << 10

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from service.notifier.addresses import Network
+from service.shared.http.addresses import Network
 from service.shared.settings.fields import Networks, NumShards, Port, QueueName
 from service.shared.settings.reading import CompanionSettings, Section
 

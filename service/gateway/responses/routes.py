@@ -37,6 +37,7 @@ from service.gateway.http.middleware import Admission, Handler, RouteEndpoint, l
 from service.gateway.idempotency import CallRecord
 from service.gateway.metrics import GatewayMetrics
 from service.gateway.pages import number_in, page_body, page_of, part_of, switch_in
+from service.gateway.pictures import PictureFetcher
 from service.gateway.queue import Queue
 from service.gateway.queues import Queues
 from service.gateway.refusals import Refused, moved, refusal_of, with_headers
@@ -72,6 +73,7 @@ class ResponseParts:
     keys: ApiKeys
     lifecycle: Lifecycle
     queues: Queues
+    pictures: PictureFetcher
     metrics: GatewayMetrics
     admit: Admission
 
@@ -111,7 +113,9 @@ class Responses:
     def __init__(self, parts: ResponseParts) -> None:
         self._parts = parts
         self._kept = KeptResponses(parts.queues, closing=parts.lifecycle.closing)
-        self._submitting = Submitting(parts.queues, self._kept, reasoning=parts.settings.reasoning)
+        self._submitting = Submitting(
+            parts.queues, self._kept, parts.pictures, reasoning=parts.settings.reasoning
+        )
 
     def routes(self) -> list[Route]:
         """The routes, for the gateway's application."""

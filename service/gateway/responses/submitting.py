@@ -26,6 +26,7 @@ from quire.openai.responses.fields import Fields, path_in_response
 from quire.openai.tools.reasoning import ReasoningSetting
 from service.gateway.callers import Caller
 from service.gateway.idempotency import Call, CallRecord
+from service.gateway.pictures import PictureFetcher
 from service.gateway.queue import DEFAULT_TENANT, Queue
 from service.gateway.queues import Queues
 from service.gateway.refusals import Refused, key_reused
@@ -52,8 +53,16 @@ class Submitted:
 class Submitting:
     """Submits the responses of one gateway. It holds no state."""
 
-    def __init__(self, queues: Queues, kept: KeptResponses, *, reasoning: ReasoningSetting) -> None:
+    def __init__(
+        self,
+        queues: Queues,
+        kept: KeptResponses,
+        pictures: PictureFetcher,
+        *,
+        reasoning: ReasoningSetting,
+    ) -> None:
         self._reasoning = reasoning
+        self._pictures = pictures
         self._queues = queues
         self._kept = kept
 
@@ -84,7 +93,10 @@ class Submitting:
         queue = target.queue
         try:
             described = call_of(
-                target.body(body), name=name, context=context.items, pictures=context.pictures
+                await self._pictures.with_pictures(target.body(body)),
+                name=name,
+                context=context.items,
+                pictures=context.pictures,
             )
             call, kept = _call(
                 described, name=name, digest=digest, model=target.model, reasoning=self._reasoning
@@ -118,7 +130,10 @@ class Submitting:
         held.enter_context(target.admitted())
         try:
             described = call_of(
-                target.body(body), name=name, context=context.items, pictures=context.pictures
+                await self._pictures.with_pictures(target.body(body)),
+                name=name,
+                context=context.items,
+                pictures=context.pictures,
             )
             # For earlier versions, whose workers generate.
             chat = {**described.chat, "max_completion_tokens": 1, "min_tokens": None}

@@ -7,7 +7,7 @@ import socket
 import httpcore2
 import pytest
 
-from service.notifier.addresses import AddressRefused, CheckedBackend, host_of, is_allowed
+from service.shared.http.addresses import AddressRefused, CheckedBackend, host_of, is_allowed
 
 REFUSED = (
     *("127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1"),

@@ -1,4 +1,4 @@
-"""Which addresses a webhook may go to, and the connection to the address that was checked.
+"""Which addresses a process may call for others, and the connection to the one that was checked.
 
 A name is resolved once for each connection. All its addresses are checked, and the connection is
 made to one of them, not to the name: so a name server that changes its answer between the check and
@@ -29,11 +29,11 @@ _CONTAINING_OTHERS = tuple(
 
 
 class AddressRefused(httpcore2.ConnectError):
-    """The name leads to an address that webhooks may not go to."""
+    """The name leads to an address that may not be called."""
 
 
 def host_of(url: str, *, allows_http: bool) -> str:
-    """The host of an endpoint's url. ValueError if webhooks cannot go there, without the url."""
+    """The host of a url. ValueError if it cannot be called, without the url."""
     parts = urlsplit(url)
     schemes = ("https", "http") if allows_http else ("https",)
     if parts.scheme not in schemes or not parts.hostname:
@@ -53,7 +53,7 @@ def host_of(url: str, *, allows_http: bool) -> str:
 
 
 def is_allowed(address: Address, allowed: Sequence[Network]) -> bool:
-    """Whether webhooks may go to this address: a public one, or one of the allowed networks."""
+    """Whether this address may be called: a public one, or one of the allowed networks."""
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
     if any(address.version == net.version and address in net for net in allowed):
