@@ -4,7 +4,7 @@ Knows no architecture. What is not served is refused before transformers reads a
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -22,8 +22,10 @@ from transformers import (
 from engine.errors import ModelRefused
 from engine.model.kernels.quantized import StoredWeight
 from engine.model.wide.block_fp8 import BlockFP8, block_fp8, cast_plain_weights
-from engine.model.wide.compressed_tensors import METHOD, compressed_tensors
+from engine.model.wide.compressed_tensors import METHOD as COMPRESSED_TENSORS
+from engine.model.wide.compressed_tensors import compressed_tensors
 from engine.model.wide.gguf_loader import first_line
+from engine.model.wide.gptq_and_awq import AWQ, GPTQ, awq, gptq
 from engine.model.wide.load_report import refuse_unfitting
 from engine.model.wide.quantization import refuse_quantized_files
 from engine.model.wide.quantized_weights import WeightFormat, read_quantized, sorted_tensors
@@ -33,6 +35,12 @@ from engine.model.wide.transformers_model import ATTENTION_NAME
 
 #: The field of config.json that describes quantized weights.
 NOTE = "quantization_config"
+#: The methods whose weights are read here, with what reads their notes.
+FORMS: Mapping[str, Callable[[Mapping[str, Any]], WeightFormat]] = {
+    COMPRESSED_TENSORS: compressed_tensors,
+    GPTQ: gptq,
+    AWQ: awq,
+}
 #: What transformers says when it cannot stack or split tensors, for instance those of experts.
 CONVERSION_FAILED = "automatic conversion of the weights"
 #: No form of the fast path computes in float16 on a CPU, so weights are dequantized into float32.
@@ -46,8 +54,10 @@ def quantized_form(config: Mapping[str, Any]) -> BlockFP8 | WeightFormat | None:
         ModelRefused: the method is served, but not with these fields.
     """
     note = config.get(NOTE)
-    if isinstance(note, dict) and note.get("quant_method") == METHOD:
-        return compressed_tensors(note)
+    if isinstance(note, dict):
+        for method, form in FORMS.items():
+            if note.get("quant_method") == method:
+                return form(note)
     return block_fp8(config)
 
 
@@ -104,6 +114,7 @@ def read_folder(
             # No form that multiplies integers computes in float16 or on a GPU.
             keeps=torch.device(device).type == "cpu" and options["dtype"] != torch.float16,
         )
+        report = read.without_zero_biases(report)
     refuse_unfitting(model, report, path, tensors)
     return model, stored
 

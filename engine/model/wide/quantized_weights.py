@@ -143,6 +143,23 @@ class ReadWeights:
                 return loaded, stored
             kept = {name: kept[name] for name in set(found.values())}
 
+    def without_zero_biases(self, report: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A loading report, in which biases of quantized weights do not count if they are zero.
+
+        AutoGPTQ stores a bias with each weight, also where the model has none.
+        """
+        left = [name for name in report["unexpected_keys"] if not self._is_zero_bias(name)]
+        return {**report, "unexpected_keys": left}
+
+    def _is_zero_bias(self, name: str) -> bool:
+        owner, _, part = name.rpartition(".")
+        return (
+            part == "bias"
+            and f"{owner}.weight" in self.quantized
+            and name in self.plain
+            and not bool(self.plain[name].any())
+        )
+
     def _state(self, kept: Mapping[str, ScaledIntegers]) -> Mapping[str, torch.Tensor]:
         state = dict(self.plain)
         for name, weight in self.quantized.items():

@@ -199,3 +199,47 @@ def spread(size):
     """A weight whose rows differ in scale, so that a scale of a wrong row shows."""
     torch.manual_seed(0)
     return torch.randn(size) * torch.logspace(-2, 0, size[0])[:, None]
+
+
+def gptq_packed(bits=4, size=32, *, is_symmetric=True, order=None, offset=1, dtype=torch.float16):
+    """A packer of GPTQ; `offset` is what zero points lack, which is 0 in its second version."""
+
+    def packer(weight):
+        group_of = order(weight.shape[1]) if order else consecutive_groups(weight.shape[1], size)
+        numbers, zeros, scales, values = rounded(
+            weight, bits, group_of, is_symmetric=is_symmetric, dtype=dtype
+        )
+        parts = {
+            "qweight": words_of(numbers, bits).T,
+            "qzeros": words_of(zeros.T - offset, bits),
+            "scales": scales.T,
+            "g_idx": group_of.int(),
+        }
+        return parts, values
+
+    return packer
+
+
+def awq_packed(size=32, *, is_symmetric=False):
+    """A packer of AWQ, whose words have eight outputs in the order of its kernels."""
+
+    def words(numbers):
+        ordered = numbers.view(len(numbers), -1, 8)[..., [0, 2, 4, 6, 1, 3, 5, 7]]
+        return words_of(ordered.flatten(1), 4)
+
+    def packer(weight):
+        numbers, zeros, scales, values = rounded(
+            weight,
+            4,
+            consecutive_groups(weight.shape[1], size),
+            is_symmetric=is_symmetric,
+            dtype=torch.float16,
+        )
+        parts = {
+            "qweight": words(numbers.T.contiguous()),
+            "qzeros": words(zeros.T.contiguous()),
+            "scales": scales.T,
+        }
+        return parts, values
+
+    return packer

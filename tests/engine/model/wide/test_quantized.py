@@ -21,7 +21,7 @@ DEQUANTIZE_MXFP4 = (
     r"with save_pretrained\(folder, save_original_format=False\), and serve that folder$"
 )
 #: Methods that are served if config.json says all that they need.
-SERVED = frozenset({"compressed-tensors"})
+SERVED = frozenset({"awq", "compressed-tensors", "gptq"})
 #: Packages that load quantized weights, by the names that they are imported by.
 PACKAGES = {
     *("accelerate", "aqlm", "auto_gptq", "auto_round", "autoawq", "awq", "bitsandbytes"),
