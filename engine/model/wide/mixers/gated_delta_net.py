@@ -1,9 +1,7 @@
 """The gated delta net of Qwen3-Next, Qwen3.5 and Olmo Hybrid.
 
-Yang, Kautz and Hatamizadeh, "Gated Delta Networks", 2024, equation 10. For each value head, with
-the state S [key_dim, value_dim], a decay a and a strength b of the token:
-
-    S = a S + k (b (v - (a S)^T k))^T        output = S^T q
+Yang, Kautz and Hatamizadeh, "Gated Delta Networks", 2024, equation 10: the delta rule with one
+decay for each value head.
 """
 
 from typing import Any, NamedTuple
@@ -12,10 +10,8 @@ import torch
 
 from engine.model.device.state_pool import StateShapes
 from engine.model.recurrence import LayerState, RecurrentRows
+from engine.model.wide.mixers import delta_rule
 from engine.model.wide.mixers.functions import activation, sigmoid, softplus
-
-#: Keeps the norm of a query or key away from zero, as in transformers and flash-linear-attention.
-NORM_EPSILON = 1e-6
 
 
 class Projected(NamedTuple):
@@ -68,12 +64,12 @@ class GatedDeltaNet:
         bias_of_decay = projected.decay.float() + module.dt_bias.float()
         decay = torch.exp(-module.A_log.float().exp() * softplus(bias_of_decay))
         outputs, matrices = rows.scan(
-            _update,
+            delta_rule.update,
             state.read(1),
             _normalized(module, query) / module.head_k_dim**0.5,
             _normalized(module, key),
             value.reshape(len(hidden), module.num_v_heads, -1),
-            decay,
+            decay[..., None],
             strength,
         )
         state.write(1, matrices)
@@ -105,23 +101,6 @@ def _project(module: Any, hidden: torch.Tensor) -> Projected:
 
 def _normalized(module: Any, vectors: torch.Tensor) -> torch.Tensor:
     """[tokens, value heads, key_dim] of norm 1; each key head serves several value heads."""
-    heads = vectors.reshape(len(vectors), module.num_k_heads, -1)
-    heads = heads * torch.rsqrt((heads * heads).sum(dim=-1, keepdim=True) + NORM_EPSILON)
+    heads = delta_rule.normalized(vectors.reshape(len(vectors), module.num_k_heads, -1))
     num_values: int = module.num_v_heads // module.num_k_heads
     return heads.repeat_interleave(num_values, dim=1)
-
-
-def _update(
-    state: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    decay: torch.Tensor,
-    strength: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token: the new state [rows, heads, key_dim, value_dim], and [rows, heads, value_dim]."""
-    state = state * decay[..., None, None]
-    known = (state * key[..., None]).sum(dim=-2)
-    change = (value - known) * strength[..., None]
-    state = state + key[..., None] * change[..., None, :]
-    return state, (state * query[..., None]).sum(dim=-2)

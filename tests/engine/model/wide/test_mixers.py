@@ -30,6 +30,17 @@ CONFIGS = {
         linear_value_head_dim=8,
         layer_types=["linear_attention", "full_attention", "linear_attention"],
     ),
+    "kimi delta attention": transformers.KimiLinearConfig(
+        **(_GROUPED | {"num_hidden_layers": 3, "num_key_value_heads": 4}),
+        linear_num_heads=2,
+        linear_head_dim=16,
+        kv_lora_rank=16,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        v_head_dim=12,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        mlp_layer_types=["dense"] * 3,
+    ),
 }
 
 

@@ -1,0 +1,70 @@
+"""Kimi delta attention, of Kimi Linear and Ling 3: the delta rule with a decay for each channel.
+
+Kimi Team, "Kimi Linear: An Expressive, Efficient Attention Architecture", 2025, section 3.
+"""
+
+from typing import Any
+
+import torch
+
+from engine.model.device.state_pool import StateShapes
+from engine.model.recurrence import LayerState, RecurrentRows
+from engine.model.wide.mixers import delta_rule
+from engine.model.wide.mixers.functions import activation, sigmoid, softplus
+
+
+class KimiDeltaAttention:
+    """State: the last inputs of the convolution, and a matrix for each head."""
+
+    classes = frozenset({"KimiLinearDeltaAttention", "BailingHybridDeltaAttention"})
+
+    def shapes(self, module: Any) -> StateShapes:
+        history = (module.conv_kernel_size - 1, module.conv_dim)
+        return history, (module.num_heads, module.head_dim, module.head_dim)
+
+    def step(
+        self, module: Any, hidden: torch.Tensor, state: LayerState, rows: RecurrentRows
+    ) -> torch.Tensor:
+        heads = (len(hidden), module.num_heads, module.head_dim)
+        parts = module.q_proj(hidden), module.k_proj(hidden), module.v_proj(hidden)
+        convolved, history = rows.convolve(
+            torch.cat(parts, dim=-1).float(),
+            state.read(0),
+            module.conv1d.weight.squeeze(1).float(),
+            None,
+        )
+        state.write(0, history)
+        # Rounded as the module rounds the output of its convolution.
+        mixed = activation(module.activation)(convolved).to(hidden.dtype).float()
+        query, key, value = (part.reshape(heads) for part in mixed.chunk(3, dim=-1))
+        outputs, matrices = rows.scan(
+            delta_rule.update,
+            state.read(1),
+            delta_rule.normalized(query) / module.head_dim**0.5,
+            delta_rule.normalized(key),
+            value,
+            torch.exp(_log_decay(module.forget_gate, hidden)),
+            sigmoid(module.b_proj(hidden).float()).to(hidden.dtype).float(),
+        )
+        state.write(1, matrices)
+        is_ling = hasattr(module, "g_proj")
+        gate = module.g_proj(hidden) if is_ling else module.g_b_proj(module.g_a_proj(hidden))
+        normed = module.o_norm(outputs.to(hidden.dtype), gate.view(heads))
+        mixed_again: torch.Tensor = module.o_proj(normed.flatten(1))
+        return mixed_again
+
+
+def _log_decay(gate: Any, hidden: torch.Tensor) -> torch.Tensor:
+    """The logarithm of each channel's decay, [tokens, heads, head_dim].
+
+    -exp(A) softplus(x), or for a gate with a lower bound, bound * sigmoid(exp(A) x).
+    """
+    is_ling = hasattr(gate, "f_proj")
+    projected = gate.f_proj(hidden) if is_ling else gate.f_b_proj(gate.f_a_proj(hidden))
+    inputs = (projected.float() + gate.dt_bias.float()).view(-1, gate.num_heads, gate.head_dim)
+    rate: torch.Tensor = gate.A_log.float().exp().view(-1, 1)
+    if not is_ling:
+        return -rate * softplus(inputs)
+    bounded: torch.Tensor = gate.lower_bound * sigmoid(rate * inputs)
+    found = bounded if gate.safe_gate else -rate * softplus(inputs)
+    return found.to(hidden.dtype).float()
