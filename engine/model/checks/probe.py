@@ -24,6 +24,7 @@ from engine.model.checks.rehearsal import reference_rehearsal
 from engine.model.device.device_errors import cause_of, is_device_failure
 from engine.model.device.kv_pool import LayerShape
 from engine.model.wide.mixers import mixers_in
+from engine.model.wide.stored_layers import shapes_only
 from engine.model.wide.transformers_model import (
     ATTENTION_NAME,
     PROBE_NAME,
@@ -72,12 +73,15 @@ HARMLESS_OPTIONS = frozenset(
 TOLERANCES = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
 
 
-def probe(model: PreTrainedModel, *, max_model_len: int) -> TransformersModel:
+def probe(
+    model: PreTrainedModel, *, max_model_len: int, compares: bool = True
+) -> TransformersModel:
     """Wrap a model for the runner; its layers are described by their calls in a forward pass.
 
     Args:
         model: loaded with `attn_implementation=ATTENTION_NAME`, in evaluation mode, on its device.
         max_model_len: a window of at least this length counts as no window.
+        compares: whether `check_against_own_attention` is done as well.
 
     Raises:
         ModelRefused: names the feature that would have been dropped.
@@ -90,7 +94,8 @@ def probe(model: PreTrainedModel, *, max_model_len: int) -> TransformersModel:
         )
     recorder = _Recorder(max_model_len)
     tokens = _prompts(model)[0][None]
-    with _computing(model), _attention(model, PROBE_NAME), attention_handler(recorder):
+    probing = _attention(model, PROBE_NAME), attention_handler(recorder), shapes_only()
+    with _computing(model), probing[0], probing[1], probing[2]:
         logits = model(
             input_ids=tokens,
             position_ids=torch.arange(tokens.shape[1], device=model.device)[None],
@@ -106,7 +111,8 @@ def probe(model: PreTrainedModel, *, max_model_len: int) -> TransformersModel:
         vocab_size=min(logits.shape[-1], _num_embeddings(model)),
         selects_logits="logits_to_keep" in parameters,
     )
-    _check_against_own_attention(model, served)
+    if compares:
+        check_against_own_attention(served)
     return served
 
 
@@ -292,8 +298,13 @@ def _check_cached_windows(
             )
 
 
-def _check_against_own_attention(model: PreTrainedModel, served: TransformersModel) -> None:
-    """Compare the serving path with the model's eager attention on each prompt alone."""
+def check_against_own_attention(served: TransformersModel) -> None:
+    """Compare the serving path with the model's eager attention on each prompt alone.
+
+    Raises:
+        ModelRefused: they differ.
+    """
+    model = served.model
     prompts = _prompts(model)
     expected = []
     with _computing(model), _attention(model, "eager"):

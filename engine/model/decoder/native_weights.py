@@ -7,10 +7,12 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
+from operator import itemgetter
 
 import torch
 
 from engine.model.decoder.decoder_weights import DecoderWeights, Linear
+from engine.model.device.one_thread import one_thread
 from engine.model.device.slabs import Slabs
 from engine.model.device.weight_files import WeightFiles
 from engine.model.kernels.build import Variant
@@ -21,6 +23,8 @@ from engine.model.kernels.quantized import QuantizedWeight, concatenated, joined
 #: The digits of the inputs of quantized weights (kernels/digit_rows.h), by the type of the model:
 #: as many as the precision of the type needs.
 DIGITS = {torch.float32: 3, torch.bfloat16: 2}
+#: Elements of quantized weights that are packed at once.
+PACKED_ELEMENTS = 1 << 20
 #: The unit that multiplies bfloat16 faster than others multiply integers.
 MATRIX_UNIT = "amx_bf16"
 
@@ -103,7 +107,7 @@ class PackedWeights:
     def _panels(self, parts: Sequence[QuantizedWeight], struct: LinearStruct) -> LinearStruct:
         panels = (PanelsStruct * len(parts))()
         for panel, part in zip(panels, parts, strict=True):
-            panel.packed = self.keep(pack_panels(part))
+            panel.packed = self._packed_panels(part)
             panel.num_strips = -(-len(part.numbers) // LANES)
             panel.bits, panel.has_minima, panel.is_nested = part.form
         struct.outputs = sum(len(part.numbers) for part in parts)
@@ -111,6 +115,22 @@ class PackedWeights:
         self._parts.append(panels)
         return struct
 
+    @one_thread()
+    def _packed_panels(self, weight: QuantizedWeight) -> int:
+        """The address of all panels. They are packed in slices: the copies stay in the cache."""
+        outputs, inputs = weight.numbers.shape
+        step = max(1, PACKED_ELEMENTS // (PANEL * inputs)) * PANEL
+        memory, end = torch.empty(0, dtype=torch.uint8), 0
+        for first in range(0, outputs, step):
+            rows = slice(first, first + step)
+            packed = pack_panels(weight.select(itemgetter(rows)))
+            if first == 0:
+                memory = self._slabs.reserve(-(-outputs // PANEL) * packed.shape[1])
+            memory[end : end + packed.numel()] = packed.flatten()
+            end += packed.numel()
+        return memory.data_ptr()
+
+    @one_thread()
     def _quantized(self, linear: Linear) -> Sequence[QuantizedWeight]:
         """The stored forms of the rows of a weight; empty if there are none or none is kept."""
         return [part.unpacked() for part in linear.stored] if self._keeps_quantized else ()

@@ -29,15 +29,20 @@ class Slabs:
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of a tensor, after the previous one."""
-        size = -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+        memory = self.reserve(tensor.nbytes)
+        memory.copy_(tensor.contiguous().flatten().view(torch.uint8))
+        return memory.view(tensor.dtype).view(tensor.shape)
+
+    def reserve(self, num_bytes: int) -> torch.Tensor:
+        """[bytes], uint8, after the previous tensor; to be filled before the next one comes."""
+        size = -(-num_bytes // ALIGNMENT) * ALIGNMENT
         if size > self._size - self._used:
             self.close()
             self._size = max(size, SLAB_BYTES if self._files is None else SHARED_SLAB_BYTES)
             self._regions.append(Region(self._size))
-        memory = self._regions[-1].bytes[self._used : self._used + tensor.nbytes]
-        memory.copy_(tensor.contiguous().flatten().view(torch.uint8))
+        memory = self._regions[-1].bytes[self._used : self._used + num_bytes]
         self._used += size
-        return memory.view(tensor.dtype).view(tensor.shape)
+        return memory
 
     def close(self) -> None:
         """Share the last slab, if slabs are shared. Tensors that come later get a new one."""

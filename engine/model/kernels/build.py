@@ -114,7 +114,7 @@ def library_path(variant: Variant, *, instead_of: Path | None = None) -> Path:
     if platform.system() != "Linux":
         raise KernelsUnavailable(f"the kernels are not built on {platform.system()}")
     try:
-        folder = _cache_folder()
+        folder = cache_folder()
         name = f"quire-{variant.name}.{variant.fetch_level}-{_digest_of_sources(variant)}"
         compiler = _compiler()
         if compiler is None:
@@ -176,7 +176,8 @@ def _compiler() -> str | None:
     return next(filter(None, map(shutil.which, names)), None)
 
 
-def _cache_folder() -> Path:
+def cache_folder() -> Path:
+    """The folder of compiled kernels, to which no other user can write. KernelsUnavailable."""
     chosen = os.environ.get("QUIRE_KERNEL_CACHE")
     base = os.environ.get("XDG_CACHE_HOME")
     try:

@@ -17,14 +17,15 @@ from engine.model.attention.quantized import over_cache
 from engine.model.attention.self_check import AttentionCheckFailed
 from engine.model.attention.split import SplitAttention
 from engine.model.causal_model import CausalModel
+from engine.model.checks import probe as probing
 from engine.model.checks.determinism import NotInvariant, invariant_multiple
-from engine.model.checks.probe import check_adapter, probe
 from engine.model.checks.rehearsal import Rehearsal
 from engine.model.decoder.native_decoder import NativeDecoder
 from engine.model.device.kv_pool import LayerShape
 from engine.model.device.quantized_kv import QUANTIZED, SCALE_BYTES
 from engine.model.device.weight_files import WeightFiles
 from engine.model.load.fast_path import ModelPath, choose_model
+from engine.model.load.passed_checks import NOTHING, PassedChecks
 from engine.model.run.model_runner import Limits
 from engine.model.wide.loader import LoadedModel
 from engine.model.wide.picture_reader import PictureReader
@@ -78,10 +79,12 @@ def choose(
     deterministic: bool,
     now: Callable[[], float] | None,
     weight_files: WeightFiles | None = None,
+    remembers: bool = False,
 ) -> Chosen:
     """Choose what is fastest on this machine; ModelRefused if a requested option does not work."""
     device = loaded.model.device
-    served, added, cache_dtype = _probed(loaded, adapters, kv_cache_dtype)
+    checks = PassedChecks.of(loaded, adapters, block_size, kv_cache_dtype) if remembers else NOTHING
+    served, added, cache_dtype = _probed(loaded, adapters, kv_cache_dtype, checks)
     backend, decode = _attention(
         attention_backend,
         served.attention_needs,
@@ -90,22 +93,21 @@ def choose(
         cache_dtype=cache_dtype,
         deterministic=deterministic,
     )
-    model = choose_model(
+    model = _model(
         served,
+        loaded,
+        checks,
         adapters=added,
         model_path=model_path,
         block_size=block_size,
         cache_dtype=cache_dtype,
         compiled=attention_backend == "auto",
         weight_files=weight_files,
-        stored=loaded.stored,
     )
     multiple = 1
     if deterministic:
         trial = Rehearsal(dtype=cache_dtype, device=device, block_size=block_size, backend=backend)
-        multiple = _invariant_multiple(
-            model, trial, limits, loaded, windows=served.windows, adapters=added, now=now
-        )
+        multiple = _invariant_multiple(model, trial, limits, loaded, served.windows, added, now)
     return Chosen(
         model=model,
         backend=backend,
@@ -125,6 +127,18 @@ def choose(
         max_rank=max((adapter.max_rank for adapter in added), default=0),
         reads_pictures=loaded.reads_pictures,
     )
+
+
+def _model(
+    served: TransformersModel, loaded: LoadedModel, checks: PassedChecks, **options: Any
+) -> CausalModel:
+    """The model that serves. A form that has passed its checks before is not checked again."""
+    model = choose_model(served, stored=loaded.stored, passed=checks.form, **options)
+    if checks.form not in (None, model.name):
+        probing.check_against_own_attention(served)
+    elif isinstance(model, NativeDecoder):
+        checks.remember(model.name)
+    return model
 
 
 def _cache_dtype(
@@ -182,10 +196,15 @@ def _attention(
 
 
 def _probed(
-    loaded: LoadedModel, adapters: Mapping[str, Path], kv_cache_dtype: KVCacheDtype
+    loaded: LoadedModel,
+    adapters: Mapping[str, Path],
+    kv_cache_dtype: KVCacheDtype,
+    checks: PassedChecks,
 ) -> tuple[TransformersModel, Sequence[Adapter], torch.dtype]:
     """The model on the wide path with its reader of pictures, its adapters, its cache's type."""
-    served = probe(loaded.model, max_model_len=loaded.max_model_len)
+    served = probing.probe(
+        loaded.model, max_model_len=loaded.max_model_len, compares=checks.form is None
+    )
     if loaded.reads_pictures:
         served.picture_reader = PictureReader(loaded.model)
     cache_dtype = _cache_dtype(kv_cache_dtype, loaded, served.layer_shapes)
@@ -199,7 +218,7 @@ def _add_adapters(served: TransformersModel, folders: Mapping[str, Path]) -> Seq
     if adapters:
         served.add_adapters(adapters)
         # Checking one adapter is enough: all adapters use the same hooks.
-        check_adapter(served, adapters[0].name)
+        probing.check_adapter(served, adapters[0].name)
     return adapters
 
 
@@ -220,7 +239,6 @@ def _invariant_multiple(
     rehearsal: Rehearsal,
     limits: Limits,
     loaded: LoadedModel,
-    *,
     windows: Sequence[int],
     adapters: Sequence[Adapter],
     now: Callable[[], float] | None,

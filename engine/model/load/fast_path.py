@@ -77,6 +77,7 @@ def choose_model(
     compiled: bool = True,
     weight_files: WeightFiles | None = None,
     stored: Mapping[str, StoredWeight] = MappingProxyType({}),
+    passed: str | None = None,
 ) -> CausalModel:
     """The fastest model with the same results as `served`; `served` itself if there is no other.
 
@@ -90,14 +91,14 @@ def choose_model(
         weight_files: where the C++ form shares its packed weights; None for nowhere.
         stored: as in `LoadedModel`. The C++ form computes with them as they are. For every other
             form and for the wide path, the weights of `served` are dequantized.
+        passed: the name of a form that is known to agree with `served` on this machine.
 
     Raises:
         ModelRefused: `model_path` is "fast", and no form of the fast path can serve the model.
     """
     # Only the wide path takes embeddings instead of tokens.
     if model_path == "wide" or served.picture_reader is not None:
-        dequantize(served.model)
-        return served
+        return _dequantized(served)
     try:
         config = read_config(served)
         weights = read_weights(config, served.model.state_dict(keep_vars=True), stored)
@@ -107,8 +108,7 @@ def choose_model(
         if model_path == "fast":
             raise ModelRefused(f"the fast path cannot serve this model: {reason}") from error
         logger.info("served by the wide path: %s", reason)
-        dequantize(served.model)
-        return served
+        return _dequantized(served)
     for form in _forms(weights.embedding.device.type, compiled=compiled, weight_files=weight_files):
         try:
             if form is Decoder and stored:
@@ -116,15 +116,21 @@ def choose_model(
                 weights = read_weights(config, served.model.state_dict(keep_vars=True))
             model = form(config, weights, mapped)
             names = [adapter.name for adapter in adapters]
-            check_against(
-                served, model, block_size=block_size, cache_dtype=cache_dtype, adapters=names
-            )
+            if model.name != passed:
+                check_against(
+                    served, model, block_size=block_size, cache_dtype=cache_dtype, adapters=names
+                )
         except REFUSALS as error:
             logger.warning("a form of the fast path cannot be used: %s", _reason(error))
         else:
             return model
     if model_path == "fast":
         raise ModelRefused("no form of the fast path works on this machine; see the log")
+    return served
+
+
+def _dequantized(served: TransformersModel) -> TransformersModel:
+    dequantize(served.model)
     return served
 
 

@@ -72,16 +72,15 @@ def load_runner(
     adapters: Mapping[str, Path] = MappingProxyType({}),
     shared_weights: Path | None = None,
     shared_weights_bytes: int = SHARED_WEIGHTS_BYTES,
+    remember_checks: bool = False,
     now: Callable[[], float] | None = None,
     load: Callable[..., LoadedModel] = load_model,
 ) -> ModelRunner:
     """Load a model, check it and the attention backend on this machine, and size its KV pool.
 
-    The pool has `num_blocks` blocks, or as many as fit in `kv_cache_memory_bytes`; without both, a
-    share of the free memory, at most what `max_num_seqs` requests of full length use. The host has
-    as many as a share of its memory holds, none where requests never lack one. A named backend of
-    attention excludes the C++ decoder, which shares its weights in `shared_weights`. With a clock
-    `now`, copies are timed and first blocks touched. ModelRefused if it cannot be served here.
+    Without `num_blocks` and `kv_cache_memory_bytes`, the pool has a share of the free memory, at
+    most what `max_num_seqs` requests of full length use. With a clock `now`, copies are timed and
+    first blocks touched. ModelRefused if it cannot be served here.
     """
     target = prepared_device(device)
     rows, tokens = _step_limits(target, max_num_seqs, max_num_batched_tokens)
@@ -96,6 +95,7 @@ def load_runner(
         limits=limits,
         deterministic=deterministic,
         weight_files=weight_files_in(shared_weights, shared_weights_bytes),
+        remembers=remember_checks,
         now=now,
     )
     release_memory(target)

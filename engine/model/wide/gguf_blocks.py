@@ -13,12 +13,14 @@ import numpy as np
 import torch
 from transformers import PreTrainedConfig
 
-from engine.model.kernels.quantized import QuantizedWeight
+from engine.model.kernels.quantized import QuantizedWeight, concatenated
 from engine.model.wide.gguf_families import GgufArchitecture
 from engine.model.wide.gguf_header import GgufHeader
 
 #: Rows of each weight whose values are compared with those of the library gguf.
 COMPARED_ROWS = 16
+#: Elements that are unpacked at once.
+UNPACKED_ELEMENTS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,10 @@ class StoredBlocks:
 
     def unpacked(self) -> QuantizedWeight:
         """The numbers and scales of a type in `KINDS`."""
-        return KINDS[self.kind](self.blocks)
+        # In slices: intermediate results are several times as large as the blocks.
+        step = max(1, UNPACKED_ELEMENTS // self.shape[-1])
+        slices = torch.split(self.blocks, step)
+        return concatenated([KINDS[self.kind](blocks) for blocks in slices])
 
     def dequantized(self) -> torch.Tensor:
         """The tensor in float32."""

@@ -18,6 +18,7 @@ import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 
 from engine.errors import ModelRefused
+from engine.model.device.one_thread import one_thread
 from engine.model.wide.gguf_blocks import StoredBlocks, stored_blocks
 from engine.model.wide.gguf_checks import (
     check_metadata,
@@ -69,6 +70,7 @@ def is_gguf_name(path: str | Path) -> bool:
     return Path(path).suffix.lower() == ".gguf"
 
 
+@one_thread()
 def load_gguf(file: Path, *, dtype: torch.dtype | None, device: torch.device) -> GgufModel:
     """The model of a GGUF file, on the CPU. Its layers dequantize weights when they use them.
 

@@ -5,13 +5,16 @@ dequantizes slices of its weight when it is called, so the check takes hardly mo
 the quantized weights. Knows no file format. `dequantize` makes the layers ordinary ones.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from engine.model.device.one_thread import one_thread
 from engine.model.kernels.quantized import StoredWeight
 
 #: Elements that are dequantized at once: intermediate results stay in the cache.
@@ -41,6 +44,7 @@ def keep_stored(model: nn.Module, stored: Mapping[str, StoredWeight]) -> None:
             parameter.data = stand_in(weight.shape, parameter.dtype)
 
 
+@one_thread()
 def dequantize(model: nn.Module) -> None:
     """Make all layers ordinary ones, with dequantized weights. Without effect on others."""
     filled: set[int] = set()
@@ -62,6 +66,19 @@ def dequantized_in(weight: StoredWeight, dtype: torch.dtype) -> torch.Tensor:
     return whole
 
 
+@contextmanager
+def shapes_only() -> Iterator[None]:
+    """Let the layers return zeros in this context: only how a model calls them is asked."""
+    token = _computes.set(False)
+    try:
+        yield
+    finally:
+        _computes.reset(token)
+
+
+_computes = ContextVar("quire_stored_layers_compute", default=True)
+
+
 class _Stored:
     stored_weight: StoredWeight
 
@@ -71,11 +88,14 @@ class _StoredLinear(_Stored):
     bias: nn.Parameter | None
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        outputs = inputs.new_empty(*inputs.shape[:-1], self.weight.shape[0])
-        for part in _slices(self.stored_weight) if inputs.numel() else ():
-            rows = self.stored_weight.rows(part).to(inputs.dtype)
-            bias = None if self.bias is None else self.bias[part]
-            outputs[..., part] = functional.linear(inputs, rows, bias)
+        outputs = inputs.new_zeros(*inputs.shape[:-1], self.weight.shape[0])
+        if not _computes.get():
+            return outputs
+        with one_thread():
+            for part in _slices(self.stored_weight):
+                rows = self.stored_weight.rows(part).to(inputs.dtype)
+                bias = None if self.bias is None else self.bias[part]
+                outputs[..., part] = functional.linear(inputs, rows, bias)
         return outputs
 
 

@@ -42,7 +42,7 @@ _log = structlog.get_logger("service.worker.model")
 OF_DECODERS = (
     *("block_size", "num_blocks", "kv_cache_memory_bytes", "attention_backend", "model_path"),
     "kv_cache_dtype",
-    *("shared_weights", "shared_weights_bytes"),
+    *("shared_weights", "shared_weights_bytes", "remember_checks"),
 )
 NO_HOST_BLOCKS = (
     "preemption_mode 'swap' needs blocks in host memory, and by default there are none here: "

@@ -20,8 +20,8 @@ NATIVE_ONLY = (
     *("attention_backend", "batch_mode", "block_size", "class_shares"),
     *("device", "dynamic_batching", "kv_cache_dtype", "max_prefill_tokens"),
     *("max_speculative_step_tokens", "model_path", "num_host_blocks", "num_speculative_tokens"),
-    *("pictures", "pooling", "preemption_mode", "shared_weights", "shared_weights_bytes", "task"),
-    "watermark",
+    *("pictures", "pooling", "preemption_mode", "remember_checks", "shared_weights"),
+    *("shared_weights_bytes", "task", "watermark"),
 )
 
 
