@@ -94,6 +94,9 @@ SIZES: Mapping[str, Any] = {
     "use_cache": True,
 }  # fmt: skip
 
+#: So small that it limits nothing. transformers limits step sizes in prompts and not in decodes, so
+#: that its own `generate` would differ from its forward pass.
+STEP_MIN = 1e-9
 _ROTARY = {"rope_type": "default", "rope_theta": 10000.0}
 _GEMMA = {"num_hidden_layers": 6}
 _GEMMA4 = _GEMMA | {"hidden_size_per_layer_input": 16, "global_head_dim": 2 * HEAD_DIM}
@@ -110,6 +113,7 @@ _GEMMA4_ASSISTANT = {
 #: Values that a family needs, by the type of the configuration. Those of a configuration inside of
 #: it are added to its usual ones. Patterns of layers are long enough to have each kind of layer.
 OVERRIDES: Mapping[str, Mapping[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1, 3]},
     "cohere2": {"layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
     "cohere_compass_text": {
         "rope_parameters": {"full_attention": _ROTARY, "sliding_attention": _ROTARY},
@@ -126,7 +130,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "bailing_hybrid": {"layer_group_size": 2, "num_mtp_layers": 0},
     "blt": {"encoder_hash_byte_group_vocab": 512},
     "dots3_note_text": {"head_dim": 24},
-    "granitemoehybrid": {"layer_types": ["attention"] * LAYERS},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
     "gemma3_text": _GEMMA,
     "gemma3n_text": {
         "num_hidden_layers": 10,
@@ -144,6 +148,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
         "linear_head_dim": HEAD_DIM,
         "linear_num_heads": HEADS,
     },
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "llama4_text": {"attention_chunk_size": MAX_LENGTH, "floor_scale": WINDOW, "attn_scale": 0.5},
@@ -151,6 +156,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "mamba2": {"num_heads": 8, "n_groups": 1},
     # Its masks know no window; only one of at least the whole length can be served.
     "moshi": {"sliding_window": MAX_LENGTH},
+    "nemotron_h": {"time_step_min": STEP_MIN},
     "qwen4_exp_text": {
         "indexer_n_heads": 2,
         "indexer_kv_heads": 1,
@@ -159,7 +165,12 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
         "indexer_compress_ratio": 2,
     },
     "reformer": {"axial_pos_embds_dim": [32, 32], "axial_pos_shape": [16, 16]},
-    "zamba2": {"layer_types": ["mamba", "mamba", "hybrid", "mamba"]},
+    "zamba": {"layer_types": ["linear_attention", "hybrid"] * 2},
+    "zamba2": {
+        "layer_types": ["mamba", "hybrid"] * 2,
+        "hybrid_layer_ids": [1, 3],
+        "time_step_min": STEP_MIN,
+    },
     "zaya": {"num_experts_per_tok": 1},
 }
 

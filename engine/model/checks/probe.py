@@ -87,7 +87,10 @@ def probe(
         ModelRefused: names the feature that would have been dropped.
     """
     parameters = inspect.signature(model.forward).parameters
-    if "position_ids" not in parameters:
+    has_mixers = next(mixers_in(model), None) is not None
+    # Models of mixers alone have no positions, and ignore what they do not know.
+    ignores_positions = has_mixers and "kwargs" in parameters
+    if "position_ids" not in parameters and not ignores_positions:
         raise ModelRefused(
             f"{type(model).__name__} takes no position_ids, so tokens of several requests cannot "
             "be computed together"
@@ -102,7 +105,7 @@ def probe(
             use_cache=False,
             return_dict=True,
         ).logits
-    if next(mixers_in(model), None) is None:
+    if not has_mixers:
         _check_layer_count(model, recorder.layers)
     _check_cached_windows(model, recorder.layers, max_model_len)
     served = TransformersModel(
@@ -334,7 +337,8 @@ def check_against_own_attention(served: TransformersModel) -> None:
 def _prompts(model: PreTrainedModel) -> list[torch.Tensor]:
     """Two prompts of ids spread over the vocabulary."""
     vocab_size = _num_embeddings(model)
-    limit = int(model.config.get_text_config().max_position_embeddings)
+    config = model.config.get_text_config()
+    limit = int(getattr(config, "max_position_embeddings", max(PROBE_LENGTHS)))
     return [
         (torch.arange(min(length, limit), device=model.device) * 7919 + length) % vocab_size
         for length in PROBE_LENGTHS

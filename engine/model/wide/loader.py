@@ -28,7 +28,7 @@ from engine.model.kernels.quantized import StoredWeight
 from engine.model.wide.fingerprint import PICTURE_FILES, content_of_folder, fingerprint_of
 from engine.model.wide.folder_weights import NOTE, quantized_form, read_folder
 from engine.model.wide.gguf_loader import content_of, first_line, is_gguf_name, load_gguf
-from engine.model.wide.mixers import has_mixers
+from engine.model.wide.mixers import has_mixers, mixers_in
 from engine.model.wide.picture_reader import may_read_pictures
 from engine.model.wide.quantization import refuse_quantized_config
 from engine.model.wide.text_only import is_wrapper, refuse_unknown_wrapper
@@ -39,9 +39,8 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
 }
 
-#: Types whose layers are recurrent or attend, as `layer_types` says. Granite 4 has models of both
-#: kinds under this type.
-HYBRIDS = frozenset({"granitemoehybrid"})
+#: The longest request of a model that has no positions.
+LENGTH_WITHOUT_POSITIONS = 1 << 16
 
 #: Suffixes of weight files that are pickles.
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
@@ -254,24 +253,22 @@ def _check_architecture(config: PreTrainedConfig) -> None:
         raise ModelRefused(f"{kind} is not a causal language model in transformers")
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     is_stateful = getattr(model_class, "_is_stateful", False)
-    if is_stateful and not (_attends_in_every_layer(config) or has_mixers(model_class)):
+    if is_stateful and not has_mixers(model_class):
         raise ModelRefused(f"{kind} has a recurrent state of a kind that is not served")
-
-
-def _attends_in_every_layer(config: PreTrainedConfig) -> bool:
-    """Whether a type that may have a recurrent state has none with this config."""
-    layers = getattr(config, "layer_types", None) or ()
-    return config.model_type in HYBRIDS and set(layers) == {"full_attention"}
 
 
 def _max_model_len(model: PreTrainedModel) -> int:
     """The positions of the config; fewer if rotary frequencies depend on the longest sequence.
 
+    A model of mixers alone has no positions, and gets a length that the block tables can have.
+
     Such a model would use the frequencies of the longest request for all requests of a batch, but
     cached keys would keep their old frequencies. Below the original length they are constant.
     """
     config = model.config.get_text_config()
-    limit = getattr(config, "max_position_embeddings", None)
+    is_recurrent = next(mixers_in(model), None) is not None
+    default = LENGTH_WITHOUT_POSITIONS if is_recurrent else None
+    limit = getattr(config, "max_position_embeddings", default)
     if not isinstance(limit, int) or limit < 1:
         raise ModelRefused(f"the config of {config.model_type} has no max_position_embeddings")
     for module in model.modules():

@@ -18,10 +18,18 @@ from torch import nn
 from engine.model.wide.mixers.gated_delta_net import GatedDeltaNet
 from engine.model.wide.mixers.interface import Mixer
 from engine.model.wide.mixers.kimi_delta_attention import KimiDeltaAttention
+from engine.model.wide.mixers.mamba import Mamba
+from engine.model.wide.mixers.mamba2 import Mamba2
 from engine.model.wide.mixers.short_convolution import ShortConvolution
 
 #: Every kind that is served.
-MIXERS: Sequence[Mixer] = (ShortConvolution(), GatedDeltaNet(), KimiDeltaAttention())
+MIXERS: Sequence[Mixer] = (
+    ShortConvolution(),
+    GatedDeltaNet(),
+    KimiDeltaAttention(),
+    Mamba2(),
+    Mamba(),
+)
 
 _MIXER_OF = {name: mixer for mixer in MIXERS for name in mixer.classes}
 

@@ -1,11 +1,10 @@
-"""Types with recurrent layers: served if a config has none, refused if it has one."""
+"""Types that may have recurrent layers: served with and without."""
 
 import json
 
 import pytest
 import transformers
 
-from engine.errors import ModelRefused
 from engine.model.wide.loader import load_model
 from tests.engine.model.builders import _GROUPED, Oracle, check_generated, make_runner, save_model
 
@@ -30,32 +29,26 @@ SERVED = {
     "dense": granite(num_local_experts=0, position_embedding_type="rope"),
     "experts": granite(num_local_experts=4, position_embedding_type="rope"),
     "no positions": granite(num_local_experts=0),
+    "a recurrent layer": granite(
+        num_local_experts=0,
+        layer_types=["full_attention", "linear_attention", "full_attention"],
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", SERVED)
-def test_granite_without_a_recurrent_layer_gives_the_tokens_of_transformers(kind, tmp_path):
+def test_granite_gives_the_tokens_of_transformers(kind, tmp_path):
     folder = save_model(SERVED[kind], tmp_path)
     check_generated(make_runner(folder), Oracle(folder).alone())
 
 
-@pytest.mark.parametrize("layer", range(3))
-def test_granite_with_one_recurrent_layer_is_refused(layer, tmp_path):
-    layers = [*_ATTENTION]
-    layers[layer] = "linear_attention"
-    save_model(granite(num_local_experts=0, layer_types=layers), tmp_path)
-    with pytest.raises(ModelRefused, match=r"^granitemoehybrid has a recurrent state of a kind"):
-        load_model(tmp_path)
-
-
-def test_older_checkpoints_call_these_layers_attention_and_mamba(tmp_path):
-    folder = save_model(SERVED["dense"], tmp_path)
+@pytest.mark.parametrize(
+    ("kind", "layers"),
+    [("dense", ["attention"] * 3), ("a recurrent layer", ["attention", "mamba", "attention"])],
+)
+def test_older_checkpoints_call_these_layers_attention_and_mamba(kind, layers, tmp_path):
+    folder = save_model(SERVED[kind], tmp_path)
     config = json.loads((folder / "config.json").read_text())
-
-    def rename(*layers):
-        (folder / "config.json").write_text(json.dumps(config | {"layer_types": layers}))
-        return folder
-
-    load_model(rename("attention", "attention", "attention"))
-    with pytest.raises(ModelRefused, match=r"^granitemoehybrid has a recurrent state"):
-        load_model(rename("attention", "mamba", "attention"))
+    (folder / "config.json").write_text(json.dumps(config | {"layer_types": layers}))
+    kinds = load_model(folder).model.config.layer_types
+    assert kinds == SERVED[kind].layer_types

@@ -55,8 +55,8 @@ NEVER_SERVED = {
         "only 1 of 2 layers of MiniMaxForCausalLM attend",
     ),
     "state space": (
-        transformers.MambaConfig(vocab_size=VOCAB_SIZE, hidden_size=32, num_hidden_layers=2),
-        "mamba has a recurrent state",
+        transformers.RwkvConfig(vocab_size=VOCAB_SIZE, hidden_size=32, num_hidden_layers=2),
+        "rwkv has a recurrent state of a kind that is not served",
     ),
     "attention of its own": (
         transformers.GPTNeoConfig(

@@ -7,6 +7,8 @@ import engine.model.wide.mixers as mixers
 from engine.errors import ModelRefused
 from tests.engine.model.builders import (
     _GROUPED,
+    EOS,
+    VOCAB_SIZE,
     Oracle,
     check_generated,
     generate,
@@ -15,20 +17,35 @@ from tests.engine.model.builders import (
     save_model,
 )
 
+_MAMBA = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "eos_token_id": EOS, "bos_token_id": 0}
 CONFIGS = {
     "lfm2": transformers.Lfm2Config(
-        **(_GROUPED | {"num_hidden_layers": 3}),
-        layer_types=["conv", "full_attention", "conv"],
+        **_GROUPED,
+        layer_types=["conv", "full_attention"],
         conv_bias=True,
     ),
+    # No attention at all, and no positions.
+    "mamba": transformers.MambaConfig(
+        **_MAMBA, num_hidden_layers=2, state_size=6, initializer_range=0.3
+    ),
+    # Two groups of heads.
+    "mamba2": transformers.Mamba2Config(
+        **_MAMBA,
+        num_hidden_layers=2,
+        num_heads=4,
+        head_dim=16,
+        n_groups=2,
+        state_size=6,
+        initializer_range=0.3,
+    ),
     "gated delta net": transformers.Qwen3_5TextConfig(
-        **(_GROUPED | {"num_hidden_layers": 3}),
+        **_GROUPED,
         head_dim=16,
         linear_num_value_heads=4,
         linear_num_key_heads=2,
         linear_key_head_dim=12,
         linear_value_head_dim=8,
-        layer_types=["linear_attention", "full_attention", "linear_attention"],
+        layer_types=["linear_attention", "full_attention"],
     ),
     "kimi delta attention": transformers.KimiLinearConfig(
         **(_GROUPED | {"num_hidden_layers": 3, "num_key_value_heads": 4}),
@@ -66,15 +83,18 @@ def test_alone_chunked_preempted_resumed_and_batched_the_tokens_are_those_of_gen
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_deterministic_compares_every_bit_of_such_a_model(kind, folder_of):
     folder = folder_of(kind)
-    runner = make_runner(folder, deterministic=True, max_num_batched_tokens=96)
+    runner = make_runner(folder, deterministic=True, max_num_batched_tokens=48)
     expected = Oracle(folder).alone()
     assert generate(runner, requests_of(), max_num_batched_tokens=7).tokens == expected
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
-def test_without_its_mixer_the_probe_refuses_it(kind, folder_of, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("lfm2", "only 1 of 2 layers of Lfm2ForCausalLM attend"), ("mamba", "state of a kind")],
+)
+def test_without_its_mixer_it_is_refused(kind, reason, folder_of, monkeypatch):
     monkeypatch.setattr(mixers, "_MIXER_OF", {})
-    with pytest.raises(ModelRefused, match=r"layers of .* attend|recurrent state of a kind"):
+    with pytest.raises(ModelRefused, match=reason):
         make_runner(folder_of(kind))
 
 
