@@ -6,7 +6,8 @@
 Forms are `native`, `torch`, `wide`, and the kernels for older processors by their names:
 `avx512_bf16`, `avx512`, `avx2`, `portable`. `fetch-1` and `fetch-2` are `native` with prefetching
 into the first-level or the second-level cache. `shared` is `native` with its weights in files of
-the folder `--shared-weights`. To let torch compute as on an older processor, set its own variables:
+the folder `--shared-weights`, `int8-cache` is `native` over an 8-bit KV cache. To let torch compute
+as on an older processor, set its own variables:
 
     ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
         python -m benchmarks.profile_step --models SMALL --forms avx2,torch
@@ -37,6 +38,7 @@ from engine.model.decoder.decoder_config import read_config
 from engine.model.decoder.decoder_weights import read_weights
 from engine.model.decoder.native_decoder import NativeDecoder
 from engine.model.device.kv_pool import KVPool
+from engine.model.device.quantized_kv import QUANTIZED
 from engine.model.device.weight_files import WeightFiles
 from engine.model.kernels.build import FETCH_LEVELS, VARIANTS, best_variant
 from engine.model.load.fast_path import check_against
@@ -51,7 +53,7 @@ FORMS = (
     *("native", "torch", "wide"),
     *(variant.name for variant in VARIANTS),
     *(f"fetch-{level}" for level in FETCH_LEVELS),
-    "shared",
+    *("shared", "int8-cache"),
 )
 #: Default of `--shared-weights`.
 SHARED_WEIGHTS = BUILD_FOLDER / "shared-weights"
@@ -70,7 +72,7 @@ def make_forms(
     best = best_variant()
     variants = {"native": best} | {variant.name: variant for variant in VARIANTS}
     variants |= {f"fetch-{level}": replace(best, fetch_level=level) for level in FETCH_LEVELS}
-    variants["shared"] = best
+    variants["shared"] = variants["int8-cache"] = best
     files = WeightFiles(shared_weights, 1 << 36) if "shared" in names else None
     others: dict[str, CausalModel] = {"torch": Decoder(config, weights), "wide": wide}
     forms = {
@@ -83,8 +85,9 @@ def make_forms(
         )
         for name in names
     }
-    for form in forms.values():
-        check_against(wide, form, block_size=BLOCK_SIZE)
+    for name, form in forms.items():
+        cache_dtype = QUANTIZED if name == "int8-cache" else None
+        check_against(wide, form, block_size=BLOCK_SIZE, cache_dtype=cache_dtype)
     return forms
 
 
@@ -130,7 +133,10 @@ def measure(
     forms: dict[str, CausalModel], rows: Sequence[BatchRow], *, dtype: torch.dtype, rounds: int
 ) -> dict[str, float]:
     """Median milliseconds of one step, by form."""
-    pools = {name: make_pool(form, rows, dtype=dtype) for name, form in forms.items()}
+    pools = {
+        name: make_pool(form, rows, dtype=QUANTIZED if name == "int8-cache" else dtype)
+        for name, form in forms.items()
+    }
     times: dict[str, list[float]] = {name: [] for name in forms}
     for _ in range(WARM_UP_ROUNDS + rounds):
         for name, form in forms.items():

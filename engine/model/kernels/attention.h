@@ -27,6 +27,7 @@ class SpanWorker {
   // Keys whose weighted values one step of a micro-kernel sums, in an order that the hardware
   // chooses.
   static constexpr int64_t STEP_KEYS = Tiles<T>::WORDS * T::PER_WORD;
+  static constexpr int64_t LINE_BYTES = 64;
   static_assert(KeyRange::STRIPS_PER_HEAD == TILE_STRIPS,
                 "score() reads strips in the order of StripPointers");
 
@@ -218,17 +219,19 @@ class SpanWorker {
                           cache_.scale_offset(position % cache_.block_size));
   }
 
-  // Widens the integers of the strip with index `index` to `num_words` words at `to`. Meanwhile it
+  // Widens the integers that sixteen slots have in the strip with index `index`. Meanwhile it
   // prefetches the strip that is widened TILE_STRIPS strips later, and the scales behind it.
-  const uint32_t* widen_strip(int64_t index, int64_t num_words, uint32_t* to) const {
-    constexpr int64_t WORD_BYTES = LANES * T::PER_WORD;
+  const uint32_t* widen_strip(int64_t index, uint32_t* to) const {
+    const int64_t size = cache_.head_dim * LANES;
     const char* const from = *strips_->from(index);
     const char* const next = *strips_->from(index + TILE_STRIPS);
-    for (int64_t k = 0; k < num_words; k++) {
-      store(to + k * LANES, T::widen_words((const int8_t*)from + k * WORD_BYTES));
-      if (k * WORD_BYTES % 64 == 0) prefetch_line(next + k * WORD_BYTES);
+    uint32_t* words = to;
+    for (int64_t line = 0; line < size; line += LINE_BYTES) {
+      for (int64_t i = line; i < line + LINE_BYTES; i += LANES * T::PER_WORD, words += LANES)
+        store(words, T::widen_words((const int8_t*)from + i));
+      prefetch_line(next + line);
     }
-    prefetch_line(next + num_words * WORD_BYTES);
+    prefetch_line(next + size);
     return to;
   }
 
@@ -239,7 +242,7 @@ class SpanWorker {
                             int64_t copy) {
     const int64_t inner = cache_.head_dim / T::PER_WORD;
     uint32_t* to = gathered_ + copy * LANES * inner;
-    if (cache_.is_quantized()) return widen_strip(index, inner, to);
+    if (cache_.is_quantized()) return widen_strip(index, to);
     if (strips_->count() > 0) return (const uint32_t*)*strips_->from(index);
     const int64_t position = keys.first + strip * LANES;
     for (int64_t lane = 0; lane < LANES && position + lane < keys.last; lane++) {
@@ -331,7 +334,7 @@ class SpanWorker {
                                int64_t copy) {
     const int64_t num_keys = std::min<int64_t>(keys.last - keys.first - strip * LANES, LANES);
     uint32_t* const to = values_ + copy * width_ * WORDS;
-    if (cache_.is_quantized()) return widen_strip(index, width_ * WORDS, to);
+    if (cache_.is_quantized()) return widen_strip(index, to);
     if (!cache_.packs_values()) {
       pack_values(keys, head, keys.first + strip * LANES, num_keys, to);
       return to;

@@ -27,6 +27,7 @@ TESTS = (
     "tests/engine/model/checks/test_choosing.py",
     "tests/engine/model/decoder/test_decoder.py",
     "tests/engine/model/test_drawn_decoders.py",
+    "tests/engine/model/test_quantized_cache.py",
     "tests/engine/model/load/test_adapted_kernels.py",
     "tests/engine/model/decoder/test_quantized.py",
     "tests/engine/model/kernels/test_multiply.py",
