@@ -28,9 +28,19 @@ IN_PARTS = (
     "{{ '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+#: Takes parts or texts, as the templates of Qwen's.
+QWEN = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}{% if part['type'] == 'image' %}"
+    "{{ '<|vision_start|><|image_pad|><|vision_end|>' }}{% elif 'text' in part %}"
+    "{{ part['text'] }}{% endif %}{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 _SPECIAL = (
     *("<eos>", "<|im_start|>", "<|im_end|>", "<image>"),
     *("<fake_token_around_image>", "<global-img>"),
+    *("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>", "<video>"),
     *(f"<row_{row}_col_{column}>" for row in range(1, 5) for column in range(1, 5)),
 )
 
@@ -76,9 +86,10 @@ def _id(text: str) -> int:
     return found
 
 
-def _text_config(kind: type) -> dict[str, Any]:
+def _text_config(kind: type, **others: Any) -> dict[str, Any]:
     """A small decoder, whose outputs wander."""
     fields: dict[str, Any] = kind(
+        **others,
         vocab_size=tokenizer().get_vocab_size(),
         hidden_size=64,
         intermediate_size=96,
@@ -95,6 +106,21 @@ def _text_config(kind: type) -> dict[str, Any]:
 
 
 _LLAMA = _text_config(transformers.LlamaConfig)
+#: Rotary frequencies that are divided among time, height and width.
+_AXES = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+_QWEN_TOWER = {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32}
+_QWEN_TOKENS = {
+    "image_token_id": _id("<|image_pad|>"),
+    "video_token_id": _id("<|video_pad|>"),
+    "vision_start_token_id": _id("<|vision_start|>"),
+    "vision_end_token_id": _id("<|vision_end|>"),
+}
+_PINPOINTS = [[TILE, TILE], [TILE, 2 * TILE], [2 * TILE, TILE], [2 * TILE, 2 * TILE]]
+_GRID = {"image_processor_type": "Qwen2VLImageProcessor", "merge_size": 2} | {
+    "temporal_patch_size": 2,
+    "min_pixels": 4 * 28 * 28,
+    "max_pixels": 32 * 28 * 28,
+}
 _TILES = {"size": {"longest_edge": 4 * TILE}, "max_image_size": {"longest_edge": TILE}}
 
 MODELS: dict[str, PictureModel] = {
@@ -121,5 +147,41 @@ MODELS: dict[str, PictureModel] = {
             "size": {"shortest_edge": TILE},
             "crop_size": {"height": TILE, "width": TILE},
         },
+    ),
+    "llava_onevision": PictureModel(
+        transformers.LlavaOnevisionConfig(
+            vision_config=transformers.SiglipVisionConfig(**_TOWER).to_dict(),
+            text_config=_text_config(transformers.Qwen2Config),
+            image_token_index=_id("<image>"),
+            video_token_index=_id("<video>"),
+            image_grid_pinpoints=_PINPOINTS,
+        ),
+        {
+            "image_processor_type": "LlavaOnevisionImageProcessor",
+            "size": {"height": TILE, "width": TILE},
+            "image_grid_pinpoints": _PINPOINTS,
+        },
+    ),
+    "qwen2_5_vl": PictureModel(
+        transformers.Qwen2_5_VLConfig(
+            text_config=_text_config(transformers.Qwen2Config, rope_parameters=_AXES),
+            vision_config=_QWEN_TOWER | {"out_hidden_size": 64},
+            **_QWEN_TOKENS,
+        ),
+        _GRID | {"patch_size": 14},
+        QWEN,
+    ),
+    "qwen3_vl": PictureModel(
+        transformers.Qwen3VLConfig(
+            text_config=_text_config(
+                transformers.Qwen3Config,
+                head_dim=16,
+                rope_parameters=_AXES | {"mrope_interleaved": True},
+            ),
+            vision_config=_QWEN_TOWER | {"out_hidden_size": 64, "deepstack_visual_indexes": [0, 1]},
+            **_QWEN_TOKENS,
+        ),
+        _GRID | {"patch_size": 16},
+        QWEN,
     ),
 }

@@ -1,23 +1,35 @@
 """Computes with a model's pictures: encodes each once, and puts the outputs into the steps.
 
-Knows the names of the types that were compared with transformers, and no architecture: the model's
-own `get_image_features` encodes a picture. A picture is always encoded alone, so its outputs do not
-depend on other requests, nor on the chunks in which the prompt is computed.
+Knows the names of the types that were compared with transformers, and little of architectures: the
+model's own `get_image_features` encodes a picture. A picture is always encoded alone, so its
+outputs do not depend on other requests, nor on the chunks in which the prompt is computed.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from engine.model.causal_model import PicturedRow, StepInputs
+from engine.model.wide.rotary_axes import Grid, rotary_positions
 from engine.picture import Picture
 
 #: The types whose pictures are read. Each has a test that compares its tokens with transformers'.
-READERS = frozenset({"idefics3", "llava", "smolvlm"})
+READERS = frozenset(
+    {
+        "idefics3",
+        "llava",
+        "llava_onevision",
+        "qwen2_5_vl",
+        "qwen2_vl",
+        "qwen3_vl",
+        "qwen3_vl_moe",
+        "smolvlm",
+    }
+)
 #: The most bytes of outputs that are kept for later chunks and requests; one picture is always
 #: kept, however large it is.
 MAX_KEPT_BYTES = 1 << 28
@@ -29,7 +41,7 @@ def may_read_pictures(config: PreTrainedConfig) -> bool:
 
 
 class _Part(NamedTuple):
-    """Outputs of the encoder [count, hidden] that the tokens [count] of a step stand for."""
+    """Outputs of the encoder [count, outputs] that the tokens [count] of a step stand for."""
 
     tokens: np.ndarray[Any, np.dtype[np.int64]]
     outputs: torch.Tensor
@@ -38,31 +50,73 @@ class _Part(NamedTuple):
 class PictureReader:
     """The encoder of a model, and its last outputs.
 
+    The outputs for a token are its embedding, followed by what some models add to the states behind
+    their first layers.
+
     Args:
         model: a model with the modules of its encoder.
         max_kept_bytes: as `MAX_KEPT_BYTES`.
     """
 
-    def __init__(self, model: PreTrainedModel, *, max_kept_bytes: int = MAX_KEPT_BYTES) -> None:
+    def __init__(self, model: Any, *, max_kept_bytes: int = MAX_KEPT_BYTES) -> None:
         self._model: Any = model
         self._placeholder = int(model.config.image_token_id)
+        self._hidden_size = int(model.config.get_text_config().hidden_size)
+        self._has_axes = hasattr(model.base_model, "get_rope_index")
         self._max_kept_bytes = max_kept_bytes
         self._kept: OrderedDict[bytes, torch.Tensor] = OrderedDict()
         self._num_kept_bytes = 0
+        #: What the forward pass that is about to begin adds to its states, for the hook.
+        self._added: dict[str, Any] = {}
+        text: Any = self._model.get_decoder()
+        text.register_forward_pre_hook(self._pass_added, with_kwargs=True)
 
-    def embeddings(self, inputs: StepInputs) -> torch.Tensor | None:
-        """The input embeddings of a step, [tokens, hidden]; None if it has no part of a picture.
+    def arguments(self, inputs: StepInputs) -> dict[str, torch.Tensor]:
+        """The tokens of a step, or embeddings in their place, and their positions.
 
         Raises:
             ValueError: a picture has another number of placeholders than outputs.
         """
+        self._added = {}
+        found = {"input_ids": inputs.token_ids[None], "position_ids": inputs.positions[None]}
+        if self._has_axes and inputs.pictured:
+            found["position_ids"] = self._positions(inputs)[:, None]
         parts = [part for row in inputs.pictured for part in self._parts(row)]
-        if not parts:
-            return None
-        embeddings: torch.Tensor = self._model.get_input_embeddings()(inputs.token_ids)
-        tokens = torch.from_numpy(np.concatenate([part.tokens for part in parts]))
+        if parts:
+            del found["input_ids"]
+            found["inputs_embeds"] = self._embeddings(inputs.token_ids, parts)[None]
+        return found
+
+    def _embeddings(self, token_ids: torch.Tensor, parts: Sequence[_Part]) -> torch.Tensor:
+        embeddings: torch.Tensor = self._model.get_input_embeddings()(token_ids)
+        places = torch.from_numpy(np.concatenate([part.tokens for part in parts]))
+        places = places.to(embeddings.device)
         outputs = torch.cat([part.outputs for part in parts]).to(embeddings.dtype)
-        return embeddings.index_copy(0, tokens.to(embeddings.device), outputs)
+        first, *added = torch.split(outputs, self._hidden_size, dim=-1)
+        if added:
+            mask = torch.zeros(1, len(token_ids), dtype=torch.bool, device=embeddings.device)
+            mask[0, places] = True
+            self._added = {"visual_pos_masks": mask, "deepstack_visual_embeds": added}
+        return embeddings.index_copy(0, places, first)
+
+    def _positions(self, inputs: StepInputs) -> torch.Tensor:
+        """The rotary positions, [3, tokens]."""
+        positions = inputs.positions.expand(3, -1).clone()
+        for row in inputs.pictured:
+            grids = [self._grid_of(picture) for picture in row.pictures]
+            found = torch.from_numpy(rotary_positions(grids, row.start, row.end))
+            positions[:, row.first : row.first + row.end - row.start] = found
+        return positions
+
+    def _grid_of(self, picture: Picture) -> Grid:
+        merged = self._model.config.vision_config.spatial_merge_size
+        time, height, width = map(int, picture.pixels["image_grid_thw"][0])
+        return Grid(picture.start, time, height // merged, width // merged)
+
+    def _pass_added(self, _: Any, args: Any, options: dict[str, Any]) -> Any:
+        """A hook before the text model, as a model passes on only what it has encoded itself."""
+        added, self._added = self._added, {}
+        return (args, options | added) if added else None
 
     def _parts(self, row: PicturedRow) -> Iterator[_Part]:
         for picture in row.pictures:
@@ -80,7 +134,7 @@ class PictureReader:
                 yield _Part(places[first:last] - row.start + row.first, outputs[first:last])
 
     def _outputs(self, picture: Picture) -> torch.Tensor:
-        """The encoder's outputs for a picture, [placeholders, hidden]."""
+        """The encoder's outputs for a picture, [placeholders, outputs]."""
         outputs = self._kept.get(picture.key)
         if outputs is not None:
             self._kept.move_to_end(picture.key)
@@ -99,4 +153,6 @@ class PictureReader:
             name: torch.as_tensor(values, device=device) for name, values in picture.pixels.items()
         }
         encoded = self._model.get_image_features(**pixels, return_dict=True)
-        return torch.cat(list(encoded.pooler_output))
+        added = getattr(encoded, "deepstack_features", None) or ()
+        layers = [torch.cat(list(outputs)) for outputs in (encoded.pooler_output, *added)]
+        return torch.cat(layers, dim=-1)

@@ -195,19 +195,11 @@ class TransformersModel:
         options = {"logits_to_keep": inputs.logit_rows} if self._selects_logits else {}
         paged = _PagedStep(self._layer_of, self._scales, self._mixer_of, inputs, kv_pool)
         own_scale = without_own_scale(tuple(self._scales))
-        given: dict[str, torch.Tensor] = {"input_ids": inputs.token_ids[None]}
-        if inputs.pictured and self.picture_reader is not None:
-            embeddings = self.picture_reader.embeddings(inputs)
-            if embeddings is not None:
-                given = {"inputs_embeds": embeddings[None]}
+        given = {"input_ids": inputs.token_ids[None], "position_ids": inputs.positions[None]}
+        if self.picture_reader is not None:
+            given = self.picture_reader.arguments(inputs)
         with attention_handler(paged), self._adapters.active(inputs), own_scale:
-            output = self.model(
-                **given,
-                position_ids=inputs.positions[None],
-                use_cache=False,
-                return_dict=True,
-                **options,
-            )
+            output = self.model(**given, use_cache=False, return_dict=True, **options)
         logits: torch.Tensor = output.logits[0]
         return logits if self._selects_logits else logits[inputs.logit_rows]
 

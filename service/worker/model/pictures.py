@@ -134,20 +134,20 @@ class PictureProcessor:
         self, picture: DecodedPicture, *, num_pictures: int
     ) -> tuple[Mapping[str, Any], list[int]]:
         """The pixels of one picture of a prompt that has `num_pictures`, and its tokens."""
+        # Some types divide a picture into patches only if it is alone in its prompt: they see two.
+        is_beside = num_pictures > 1 and hasattr(self._image_processor, "image_grid_pinpoints")
         options = {"return_row_col_info": True} if _has_tiles(self._image_processor) else {}
         inputs: dict[str, Any] = dict(
             self._image_processor(
-                images=[picture.rgb],
+                images=[[picture.rgb] * (1 + is_beside)],
                 return_tensors="np",
                 input_data_format="channels_last",
                 **options,
             )
         )
-        if "batch_num_images" in inputs:
-            # Such a model divides a picture into patches only if it is alone in its prompt.
+        if is_beside:
+            inputs = {name: values[:1] for name, values in inputs.items()}
             inputs["batch_num_images"] = np.array([num_pictures])
-            if num_pictures > 1:
-                inputs["pixel_values"] = inputs["pixel_values"][:, :1].copy()
         text = self._writer.replace_image_token(inputs, 0)
         token_ids = self._tokenizer.encode(text, add_special_tokens=False).ids
         pixels = _Pixels({name: inputs[name] for name in inputs.keys() - _FOR_TEXT})
@@ -208,6 +208,12 @@ def _fields_of(config: Any) -> Mapping[str, Any]:
             # CLIP's first output is of the whole picture.
             "num_additional_image_tokens": int(vision.model_type == "clip_vision_model"),
             "vision_feature_select_strategy": config.vision_feature_select_strategy,
+        }
+    if config.model_type == "llava_onevision":
+        return {
+            "num_image_tokens": (vision.image_size // vision.patch_size) ** 2,
+            "vision_feature_select_strategy": config.vision_feature_select_strategy,
+            "vision_aspect_ratio": config.vision_aspect_ratio,
         }
     return {}
 

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -13,8 +14,15 @@ from engine.errors import ModelRefused
 from engine.model.wide import picture_reader
 from engine.model.wide.loader import load_model
 from engine.model.wide.picture_reader import PictureReader
-from tests.engine.model.builders import engine_over, generate, make_runner, save_model
-from tests.engine.model.wide.pictured import FAMILIES, PROMPTS, Stage, runner_of, whole_class
+from tests.engine.model.builders import ROOT, engine_over, generate, make_runner, save_model
+from tests.engine.model.wide.pictured import (
+    FAMILIES,
+    PROMPTS,
+    Stage,
+    config_of,
+    runner_of,
+    whole_class,
+)
 from tests.engine.model.wide.wrappers import WRAPPERS
 
 #: Too few blocks for all prompts at once, enough for each alone.
@@ -27,7 +35,7 @@ def folder_of(tmp_path_factory):
     def folder(name):
         made = tmp_path_factory.mktemp(name)
         seed = FAMILIES[name].seed
-        return save_model(WRAPPERS[name], made, seed=seed, model_class=whole_class(name))
+        return save_model(config_of(name), made, seed=seed, model_class=whole_class(name))
 
     return folder
 
@@ -43,6 +51,12 @@ def run(stage, requests, **overrides):
 
 def test_every_type_whose_pictures_are_read_is_tested():
     assert FAMILIES.keys() == picture_reader.READERS
+
+
+def test_every_type_whose_pictures_are_read_is_in_the_reference():
+    page = (ROOT / "docs" / "reference" / "checkpoints.md").read_text()
+    entry = page.split("- the pictures of some of them")[1].split("\n- ")[0]
+    assert set(re.findall(r"`(\w+)`", entry)) - {"pictures"} == picture_reader.READERS
 
 
 @pytest.mark.parametrize("name", FAMILIES)
