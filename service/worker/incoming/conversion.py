@@ -229,7 +229,7 @@ def _text_stream(
 
 def must_be_served(kind: Kind, body: ParsedBody, served: ServedModel) -> None:
     """InvalidRequest if this model does not serve such requests."""
-    for place in places_of(body.messages):
+    for place in places_of(body.messages) if served.pictures is None else ():
         raise InvalidRequest(place.field, "this worker's model reads no pictures")
     if body.pooling is not None and body.pooling.choice is not None:
         if served.vectors is not None:

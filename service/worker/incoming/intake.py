@@ -5,6 +5,7 @@ Does not know their contents: Reception opens claimed requests and passes them t
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from time import monotonic
 from typing import TypeVar
@@ -113,19 +114,21 @@ class Intake:
 
     def run(self) -> None:
         """Take requests in until stopped. A burst also ends when all requests have ended."""
-        while not self._stopping.is_set():
-            self._vitals.beat(self._thread)
-            try:
-                self._round()
-            except QuireError as error:
-                # Claims that were granted in a lost reply come back when their leases expire.
-                if not isinstance(error, UNAVAILABLE):
-                    _log.exception("queue cannot be read")
-                self._stopping.wait(LONGEST_PAUSE_SECONDS)
+        with closing(self._reception):
+            while not self._stopping.is_set():
+                self._vitals.beat(self._thread)
+                try:
+                    self._round()
+                except QuireError as error:
+                    # Claims that were granted in a lost reply come back when their leases expire.
+                    if not isinstance(error, UNAVAILABLE):
+                        _log.exception("queue cannot be read")
+                    self._stopping.wait(LONGEST_PAUSE_SECONDS)
 
     def stop(self) -> None:
         """Make `run` return after at most one more read, whose claims are given back."""
         self._stopping.set()
+        self._reception.interrupt()
 
     def room(self, least: Priority = Priority.LOW) -> int:
         """The number of requests of class `least` that may be claimed now; 0 or less for none.
@@ -150,7 +153,8 @@ class Intake:
 
     def _may_claim(self, least: Priority) -> bool:
         most = self._max_num_seqs + self._settings.claim_batch + MAX_ENDED_CLAIMS
-        return self._outbox.num_claims < most and not self._trials.forbid(least)
+        is_full = self._outbox.num_claims >= most or not self._reception.has_room
+        return not is_full and not self._trials.forbid(least)
 
     def _round(self) -> None:
         if self._vitals.overdue:

@@ -6,7 +6,7 @@ started for the first picture, and again after each death.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -26,6 +26,8 @@ PROCESS = "service.worker.incoming.picture_process"
 #: Attempts for one picture if the process dies for another reason than its bounds.
 TRIES = 2
 
+#: The least CPU time for a picture, in seconds, if those before it took all of it.
+LEAST_SECONDS = 0.01
 #: The longest line of an answer.
 MAX_LINE_BYTES = 1 << 12
 
@@ -48,6 +50,7 @@ class _Head:
     refusal: str
     width: int
     height: int
+    cpu_seconds: float
     must_restart: bool
 
     @property
@@ -61,8 +64,8 @@ class PictureDecoder:
     Only `interrupt` may be called from any thread; all other methods belong to one thread.
 
     Args:
-        cpu_seconds: the most CPU time for one picture.
-        memory_bytes: the most memory that decoding it may allocate.
+        cpu_seconds: the most CPU time for all pictures of a request.
+        memory_bytes: the most memory that decoding one may allocate.
         on_poll: called every POLL_SECONDS while this waits for the process.
     """
 
@@ -77,16 +80,29 @@ class PictureDecoder:
         self._memory_bytes = memory_bytes
         self._process = BoundedProcess(PROCESS, on_poll=on_poll)
 
-    def decode(self, data: bytes, field: str) -> Decoded:
-        """The pixels of the first frame, upright, on white where it is transparent.
+    def decode_all(
+        self, files: Sequence[tuple[str, bytes]], *, factor: float = 1.0
+    ) -> list[Decoded]:
+        """The pixels of the first frame of each file, upright, on white where it is transparent.
 
-        InvalidRequest(field) for a file that cannot be decoded within the bounds. ProcessFailed if
-        nothing is known of the file.
+        `files` are pairs of a field and the bytes; together they get `factor` times the CPU time.
+        InvalidRequest names the field of a file that cannot be decoded within the bounds.
+        ProcessFailed if nothing is known of it.
         """
+        made: list[Decoded] = []
+        left = self._cpu_seconds * factor
+        for field, data in files:
+            found, used = self._decode(field, data, cpu_seconds=max(left, LEAST_SECONDS))
+            made.append(found)
+            left -= used
+        return made
+
+    def _decode(self, field: str, data: bytes, *, cpu_seconds: float) -> tuple[Decoded, float]:
+        """One picture, and the CPU time that it took."""
         job = {
             "num_bytes": len(data),
             "max_pixels": MAX_PIXELS,
-            "cpu_seconds": self._cpu_seconds,
+            "cpu_seconds": cpu_seconds,
             "memory_bytes": self._memory_bytes,
         }
         question = json.dumps(job).encode() + b"\n" + data
@@ -97,7 +113,7 @@ class PictureDecoder:
             except ProcessFailed as error:
                 failure = str(error)
                 continue
-            wall_seconds = self._cpu_seconds * WALL_FACTOR + START_SECONDS * is_new
+            wall_seconds = cpu_seconds * WALL_FACTOR + START_SECONDS * is_new
             answer = self._process.ask(question, is_whole=_is_whole, seconds=wall_seconds)
             if answer is not None:
                 return self._read(answer, field)
@@ -124,17 +140,23 @@ class PictureDecoder:
         self._process.close()
 
     @property
+    def is_closed(self) -> bool:
+        """Whether nothing is decoded any more."""
+        return self._process.is_closed
+
+    @property
     def process_id(self) -> int | None:
         """The id of the process; None if there is none."""
         return self._process.process_id
 
-    def _read(self, answer: bytearray, field: str) -> Decoded:
+    def _read(self, answer: bytearray, field: str) -> tuple[Decoded, float]:
         told, begin = _head_of(answer)
         if told.must_restart:
             self._process.end()
         if told.refusal:
             raise InvalidRequest(field, told.refusal)
-        return Decoded(told.width, told.height, bytes(memoryview(answer)[begin:]))
+        pixels = bytes(memoryview(answer)[begin:])
+        return Decoded(told.width, told.height, pixels), told.cpu_seconds
 
 
 def _is_whole(answer: bytearray) -> bool:

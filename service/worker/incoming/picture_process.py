@@ -8,6 +8,7 @@ Answers each with one line of JSON, then the pixels. A picture beyond a bound en
 import json
 import os
 import sys
+import time
 from io import BytesIO
 from typing import Any
 
@@ -45,6 +46,7 @@ def main() -> None:
 def _decode(data: bytes, job: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
     """The answer, and the pixels in RGB; none with a refusal."""
     size, pixels, refusal = (0, 0), b"", ""
+    began = time.process_time()
     try:
         with (
             bounded(job["cpu_seconds"], job["memory_bytes"]),
@@ -60,7 +62,8 @@ def _decode(data: bytes, job: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         os.abort()
     except Exception:  # noqa: BLE001 - Pillow raises a dozen types for damaged files.
         refusal = "cannot be decoded"
-    return {"refusal": refusal, "width": size[0], "height": size[1]}, pixels
+    answer = {"refusal": refusal, "width": size[0], "height": size[1]}
+    return answer | {"cpu_seconds": time.process_time() - began}, pixels
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:

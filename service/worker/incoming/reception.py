@@ -4,20 +4,29 @@ Does not know when or how requests are claimed. An invalid request ends with a t
 names the field. A request that cannot be read ends as a dead letter. No request ends the worker.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import NamedTuple
 
 import structlog
 
-from engine.request import FinishReason, Priority
-from quire.errors import InvalidRequest, ProtocolError, QuireError, UnsupportedVersion
+from engine.request import FinishReason, Priority, Request
+from quire.errors import (
+    UNAVAILABLE,
+    InvalidRequest,
+    ProtocolError,
+    QuireError,
+    UnsupportedVersion,
+)
 from quire.queue.claim.claim import Claimed
 from quire.queue.claim.ingress import Candidate
 from quire.queue.request.claims import Claim
 from quire.queue.roles import WorkerSide
+from quire.wire.constraints import Constraint
 from quire.wire.protocol import GenerationRequest
+from service.worker.bounded.process import ProcessFailed
 from service.worker.incoming.compiling import Compiling
 from service.worker.incoming.conversion import engine_request
 from service.worker.incoming.origins import (
@@ -28,7 +37,9 @@ from service.worker.incoming.origins import (
     origin_of,
     seconds_since,
 )
+from service.worker.incoming.pictures import PictureReading
 from service.worker.loop import EngineLoop
+from service.worker.model.pictures import DecodedPicture
 from service.worker.model.served import ServedModel
 from service.worker.observe.metrics import Metrics
 from service.worker.outgoing.completions import (
@@ -78,6 +89,7 @@ class Reception:
         settings: Settings,
         contact: Contact,
         metrics: Metrics,
+        on_poll: Callable[[], None] = lambda: None,
         queue_clock: QueueClock | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
@@ -92,6 +104,7 @@ class Reception:
         self._contact = contact
         self._metrics = metrics
         self._clock = clock
+        self._pictures = PictureReading(broker, contact=contact, settings=settings, on_poll=on_poll)
         #: Names of other models of which the log tells already.
         self._told = set[str]()
         self._told_engines = set[str]()
@@ -108,38 +121,73 @@ class Reception:
             _log.error("not taken in", request_id=candidate.request_id, error=str(error))
             return None
 
+    @property
+    def has_room(self) -> bool:
+        """Whether there is memory for the pictures of further requests."""
+        return self._served.pictures is None or self._served.pictures.has_room
+
+    def interrupt(self) -> None:
+        """Give back requests whose pictures are not decoded yet; thread-safe."""
+        self._pictures.interrupt()
+
+    def close(self) -> None:
+        """End what was started for requests."""
+        self._pictures.close()
+
     def admit(self, opened: Opened, *, now_ms: int) -> None:
         """Pass one open request to the engine, or end it with a typed error."""
         claimed, delivery, request = opened
+        prepared = self._prepared(opened, now_ms=now_ms)
+        if prepared is None:
+            return
+        converted, wanted = prepared
+        if request.counts_only:
+            number = converted.num_prompt_tokens
+            self._outbox.end(delivery.key, partial(counted, num_tokens=number))
+            return
+        if not is_resumable(delivery.origin):
+            self._refuse_to_resume(delivery)
+            return
+        self._note_resume(delivery.origin)
+        delivery.request = converted
+        if wanted is None:
+            self._loop.add(converted)
+        else:
+            self._compiling.begin(converted, wanted)
+        # If the claim was lost after it was opened, the abort came before the engine had the
+        # request. Without this second abort the engine would compute it to its end for nobody.
+        if claimed.cancel_requested or not self._outbox.holds(delivery.key):
+            self._compiling.abort(delivery.key, FinishReason.CANCELLED)
+
+    def _prepared(self, opened: Opened, *, now_ms: int) -> tuple[Request, Constraint | None] | None:
+        """The engine's Request and its constraint; None if the request was ended or given back."""
+        claimed, delivery, request = opened
         try:
-            converted, wanted = engine_request(
-                request, delivery, served=self._served, settings=self._settings, now_ms=now_ms
+            pictures: Sequence[DecodedPicture] = ()
+            if self._served.pictures is not None:
+                is_resumed = claimed.num_published > 0
+                pictures = self._pictures.pictures_of(request, is_resumed=is_resumed)
+            return engine_request(
+                request,
+                delivery,
+                served=self._served,
+                settings=self._settings,
+                now_ms=now_ms,
+                pictures=pictures,
             )
+        except UNAVAILABLE as error:
+            self._give_back(delivery, error)
         except InvalidRequest as error:
             if error.field == "body.model":
                 self._tell_of_other_model(request)
             self._outbox.end(delivery.key, partial(rejection, error=error))
         except Exception as error:  # noqa: BLE001 - a defect here or in a library ends one request.
-            _log.exception("intake failed", **delivery.origin.names)
-            self._outbox.end(delivery.key, partial(own_failure, error=error))
-        else:
-            if request.counts_only:
-                number = converted.num_prompt_tokens
-                self._outbox.end(delivery.key, partial(counted, num_tokens=number))
-                return
-            if not is_resumable(delivery.origin):
-                self._refuse_to_resume(delivery)
-                return
-            self._note_resume(delivery.origin)
-            delivery.request = converted
-            if wanted is None:
-                self._loop.add(converted)
+            if isinstance(error, ProcessFailed) and self._pictures.is_interrupted:
+                self._give_back(delivery, error)
             else:
-                self._compiling.begin(converted, wanted)
-            # If the claim was lost after it was opened, the abort came before the engine had the
-            # request. Without this second abort the engine would compute it to its end for nobody.
-            if claimed.cancel_requested or not self._outbox.holds(delivery.key):
-                self._compiling.abort(delivery.key, FinishReason.CANCELLED)
+                _log.exception("intake failed", **delivery.origin.names)
+                self._outbox.end(delivery.key, partial(own_failure, error=error))
+        return None
 
     def _open(self, candidate: Candidate, claimed: Claimed, *, now_ms: int) -> Opened | None:
         label = candidate.priority.name.lower()
@@ -189,6 +237,13 @@ class Reception:
             self._outbox.end(delivery.key, partial(rejection, error=invalid))
             return None
         return Opened(claimed, delivery, request)
+
+    def _give_back(self, delivery: Delivery, error: Exception) -> None:
+        """Release a request that could not be prepared; if that fails, its lease expires."""
+        self._outbox.forget(delivery.key)
+        _log.warning("given back", **delivery.origin.names, error=str(error))
+        with suppress(QuireError):
+            self._contact.call("release", partial(self._broker.release, [delivery.claim]))
 
     def _tell_of_other_model(self, request: GenerationRequest) -> None:
         """A table of models or a caller may have another name for this worker's model."""

@@ -192,6 +192,7 @@ class WorkerParts:
             contact=self._contact,
             metrics=place.metrics,
             queue_clock=self._queue_clock,
+            on_poll=partial(self.vitals.beat, f"intake-{place.number}"),
         )
         return Intake(
             place.reading,

@@ -20,8 +20,8 @@ NATIVE_ONLY = (
     *("attention_backend", "batch_mode", "block_size", "class_shares"),
     *("device", "dynamic_batching", "kv_cache_dtype", "max_prefill_tokens"),
     *("max_speculative_step_tokens", "model_path", "num_host_blocks", "num_speculative_tokens"),
-    *("pictures", "pooling", "preemption_mode", "remember_checks", "shared_weights"),
-    *("shared_weights_bytes", "task", "watermark"),
+    *("picture_decode_bytes", "picture_decode_seconds", "pictures", "pooling", "preemption_mode"),
+    *("remember_checks", "shared_weights", "shared_weights_bytes", "task", "watermark"),
 )
 
 
@@ -91,6 +91,10 @@ _UNUSED: tuple[tuple[str, Callable[[WorkerSettings], bool], str], ...] = (
         "max_speculative_step_tokens",
         lambda s: s.num_speculative_tokens == 0,
         "nothing is guessed while num_speculative_tokens is 0",
+    ),
+    *(
+        (name, lambda s: not s.pictures, "pictures are not read")
+        for name in ("picture_decode_seconds", "picture_decode_bytes")
     ),
     (
         "aging_seconds",

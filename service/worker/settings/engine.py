@@ -223,6 +223,21 @@ class ConstraintSettings(Section):
     """Memory that compiling one constraint may take, in bytes; one that takes more is refused."""
 
 
+class DecodingSettings(Section):
+    """What decoding pictures may cost."""
+
+    section: ClassVar[str] = "Pictures"
+
+    picture_decode_seconds: float = Field(default=20.0, ge=0.05, le=600.0)
+    """CPU time that decoding all pictures of a request may take, in a separate process; one that
+    takes more is refused. Use the same value for all workers of a queue.
+    """
+    picture_decode_bytes: int = Field(default=1 << 30, ge=1 << 26)
+    """Memory that decoding one picture may take, in bytes; one that takes more is refused."""
+
+
 # Pydantic collects the fields of the last class first.
-class EngineSettings(ConstraintSettings, SchedulerSettings, CacheSettings, ModelSettings):
+class EngineSettings(
+    DecodingSettings, ConstraintSettings, SchedulerSettings, CacheSettings, ModelSettings
+):
     """All settings of a worker's engine."""

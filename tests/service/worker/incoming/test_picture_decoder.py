@@ -12,7 +12,7 @@ from PIL import Image
 from quire.errors import InvalidRequest
 from service.worker.bounded.process import ProcessFailed
 from service.worker.incoming import picture_decoder
-from service.worker.incoming.picture_decoder import PictureDecoder
+from service.worker.incoming.picture_decoder import Decoded, PictureDecoder
 from tests.quire.picture_files import END, jpeg_header, png, png_header
 from tests.service.worker.constraints.test_probe import is_running
 
@@ -47,8 +47,13 @@ def two_colours(mode: str = "RGB") -> Image.Image:
     return image.convert(mode)
 
 
+def one(decoder: PictureDecoder, data: bytes) -> Decoded:
+    (found,) = decoder.decode_all([(FIELD, data)])
+    return found
+
+
 def rows(decoder: PictureDecoder, data: bytes) -> list[list[tuple[int, ...]]]:
-    found = decoder.decode(data, FIELD)
+    found = one(decoder, data)
     assert len(found.rgb) == 3 * found.width * found.height
     pixels = [tuple(found.rgb[at : at + 3]) for at in range(0, len(found.rgb), 3)]
     return [pixels[at : at + found.width] for at in range(0, len(pixels), found.width)]
@@ -60,7 +65,7 @@ def test_the_pixels_are_those_of_the_file(make):
         assert rows(decoder, file_of(two_colours(), name, **options)) == whole, name
     assert rows(decoder, file_of(two_colours("P"), "PNG")) == whole
     assert rows(decoder, file_of(Image.new("CMYK", (2, 1)), "JPEG")) == [[(255, 255, 255)] * 2]
-    large = decoder.decode(file_of(Image.new("RGB", (900, 700), BLUE), "PNG"), FIELD)
+    large = one(decoder, file_of(Image.new("RGB", (900, 700), BLUE), "PNG"))
     assert (large.width, large.height, large.rgb) == (900, 700, bytes(BLUE) * 630_000)
 
 
@@ -99,11 +104,11 @@ DAMAGED = {
 
 def test_a_damaged_file_is_refused_by_its_field_and_the_process_goes_on(make):
     decoder = make()
-    decoder.decode(png(), FIELD)
+    one(decoder, png())
     process = decoder.process_id
     for name, data in DAMAGED.items():
         with pytest.raises(InvalidRequest) as refused:
-            decoder.decode(data, FIELD)
+            one(decoder, data)
         assert (refused.value.field, refused.value.message) == (FIELD, "cannot be decoded"), name
     assert rows(decoder, png(1, 1, color=bytes(RED))) == [[RED]]
     assert decoder.process_id == process
@@ -112,22 +117,22 @@ def test_a_damaged_file_is_refused_by_its_field_and_the_process_goes_on(make):
 def test_more_pixels_than_may_be_are_refused_unread(make, monkeypatch):
     monkeypatch.setattr(picture_decoder, "MAX_PIXELS", 5)
     with pytest.raises(InvalidRequest, match="has more than 5 pixels"):
-        make().decode(png(3, 2), FIELD)
+        one(make(), png(3, 2))
 
 
 def test_what_takes_too_much_memory_or_time_ends_the_process_and_the_next_one_is_new(make):
     data = file_of(Image.new("RGB", (7000, 7000)), "PNG")
     decoder = make(mib=16)
-    decoder.decode(png(), FIELD)
+    one(decoder, png())
     first = decoder.process_id
     with pytest.raises(InvalidRequest) as refused:
-        decoder.decode(data, FIELD)
+        one(decoder, data)
     assert refused.value.message == "takes more than 16 MiB of memory to decode"
     assert first is not None and not is_running(first)
     assert rows(decoder, png(1, 1, color=bytes(BLUE))) == [[BLUE]]
     assert decoder.process_id != first
     with pytest.raises(InvalidRequest) as refused:
-        make(cpu_seconds=0.01).decode(data, FIELD)
+        one(make(cpu_seconds=0.01), data)
     assert refused.value.message == "takes more than 0.01 seconds to decode"
 
 
@@ -146,10 +151,12 @@ def test_a_process_that_others_kill_says_nothing_about_the_picture(make):
     most = 10
     decoder.close()
     with pytest.raises(ProcessFailed):
-        decoder.decode(png(), FIELD)
+        one(decoder, png())
 
 
-HUGE = b'{"refusal": "", "width": 99999, "height": 99999, "must_restart": false}\n'
+HUGE = (
+    b'{"refusal": "", "width": 99999, "height": 99999, "cpu_seconds": 0, "must_restart": false}\n'
+)
 
 
 @pytest.mark.parametrize(
@@ -166,4 +173,14 @@ def test_an_answer_that_is_not_ours_says_nothing_about_the_picture(make, monkeyp
         ),
     )
     with pytest.raises(ProcessFailed):
-        decoder.decode(png(), FIELD)
+        one(decoder, png())
+
+
+def test_the_pictures_of_a_request_share_its_time(make):
+    slow = file_of(Image.effect_noise((2000, 2000), 50).convert("RGB"), "PNG")
+    files = [(f"{FIELD}.{number}", slow) for number in range(50)]
+    decoder = make(cpu_seconds=1.0)
+    assert len(decoder.decode_all(files[:1])) == 1
+    with pytest.raises(InvalidRequest, match="seconds to decode") as refused:
+        decoder.decode_all(files)
+    assert refused.value.field != f"{FIELD}.0"

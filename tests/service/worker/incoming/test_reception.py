@@ -10,7 +10,7 @@ from quire.client.client import Client
 from quire.errors import BrokerUnavailable
 from quire.queue.claim.claim import Claimed
 from quire.queue.claim.ingress import Candidate
-from quire.wire.output import ErrorInfo
+from quire.wire.output import ErrorInfo, State
 from service.worker.incoming.compiling import Compiling
 from service.worker.incoming.reception import Opened, Reception
 from service.worker.loop import EngineLoop, Mail
@@ -181,3 +181,41 @@ def test_what_cannot_be_buried_now_is_left_to_its_lease_and_harms_no_other(
     assert [one and one.request.id for one in opened] == [None, good]
     assert [claim.request_id for _, claim in desk.outbox.claims()] == [good]
     assert desk.queue.broker.status(bad).state == "running"
+
+
+class Seeing:
+    """What tells a reception that its model reads pictures; none is ever decoded."""
+
+    has_room = True
+
+
+@pytest.mark.parametrize("why", ["outage", "stopped"])
+def test_a_request_whose_pictures_cannot_be_had_now_is_given_back(desk: Desk, monkeypatch, why):
+    reception, broker = desk.reception, desk.queue.broker
+    reception._served = replace(reception._served, pictures=Seeing())
+    parts = [{"type": "image", "image": png()}]
+    client = Client(broker)
+    handle = client.submit(messages=[{"role": "user", "content": parts}])
+    ((entry, claimed),) = desk.claim()
+    opened = desk.open(entry, claimed)
+    assert opened is not None
+    if why == "stopped":
+        reception.interrupt()
+    else:
+
+        def fail(digests):
+            raise BrokerUnavailable("away")
+
+        monkeypatch.setattr(broker, "hold_pictures", fail)
+    desk.admit(opened)
+    assert desk.outbox.claims() == [] and desk.loop.mail == []
+    assert (handle.status().state, handle.status().attempts) == (State.QUEUED, 0)
+
+
+def test_there_is_room_while_the_pixels_that_requests_hold_are_few(desk: Desk):
+    reception, seeing = desk.reception, Seeing()
+    assert reception.has_room
+    reception._served = replace(reception._served, pictures=seeing)
+    assert reception.has_room
+    seeing.has_room = False
+    assert not reception.has_room
