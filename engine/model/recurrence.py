@@ -5,6 +5,7 @@ are always the first ones: a scan computes the n-th tokens of all of them at onc
 """
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ class RecurrentRows:
         order = np.argsort(-query_lens, kind="stable")
         self._lens: IntArray = query_lens[order]
         self._offsets: IntArray = (np.cumsum(query_lens) - query_lens)[order]
+        self._starts: IntArray = (turn.ends - query_lens)[order]
         self._device = device
         self.reads = to_device(turn.reads[order], device)
         self.writes = to_device(turn.writes[order], device)
@@ -38,6 +40,13 @@ class RecurrentRows:
         tokens = [self._offsets[:count] + n for n, count in enumerate(self._counts)]
         self._tokens = to_device(np.concatenate(tokens), device)
         self._windows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @cached_property
+    def begins(self) -> torch.Tensor:
+        """[tokens], True for the first token of a request."""
+        found = np.zeros(int(self._lens.sum()), dtype=np.bool_)
+        found[self._offsets[self._starts == 0]] = True
+        return to_device(found, self._device)
 
     def scan(
         self, update: Update, state: torch.Tensor, *inputs: torch.Tensor

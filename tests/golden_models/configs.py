@@ -154,6 +154,8 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "llama4_text": {"attention_chunk_size": MAX_LENGTH, "floor_scale": WINDOW, "attn_scale": 0.5},
     "longcat_flash": {"zero_expert_num": 2, "num_layers": 2, "head_dim": 8},
     "mamba2": {"num_heads": 8, "n_groups": 1},
+    # Its default begins with attention; if not, `generate` would miscount positions.
+    "minimax": {"block_size": 8},
     # Its masks know no window; only one of at least the whole length can be served.
     "moshi": {"sliding_window": MAX_LENGTH},
     "nemotron_h": {"time_step_min": STEP_MIN},
@@ -164,6 +166,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
         "indexer_budget": 8,
         "indexer_compress_ratio": 2,
     },
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
     "reformer": {"axial_pos_embds_dim": [32, 32], "axial_pos_shape": [16, 16]},
     "zamba": {"layer_types": ["linear_attention", "hybrid"] * 2},
     "zamba2": {

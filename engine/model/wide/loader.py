@@ -39,7 +39,7 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
 }
 
-#: The longest request of a model that has no positions.
+#: The longest request of a model with a recurrent state whose config names no positions.
 LENGTH_WITHOUT_POSITIONS = 1 << 16
 
 #: Suffixes of weight files that are pickles.
@@ -260,10 +260,11 @@ def _check_architecture(config: PreTrainedConfig) -> None:
 def _max_model_len(model: PreTrainedModel) -> int:
     """The positions of the config; fewer if rotary frequencies depend on the longest sequence.
 
-    A model of mixers alone has no positions, and gets a length that the block tables can have.
+    A model with a recurrent state may have no positions in its config, as if it has no attention or
+    only windows. It gets a length that the block tables can have.
 
-    Such a model would use the frequencies of the longest request for all requests of a batch, but
-    cached keys would keep their old frequencies. Below the original length they are constant.
+    Frequencies that depend on it would be those of the longest request for all requests of a batch,
+    but cached keys would keep their old ones. Below the original length they are constant.
     """
     config = model.config.get_text_config()
     is_recurrent = next(mixers_in(model), None) is not None

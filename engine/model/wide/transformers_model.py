@@ -24,7 +24,7 @@ from engine.model.causal_model import StepInputs
 from engine.model.device.kv_pool import KVPool, LayerShape
 from engine.model.recurrence import LayerState
 from engine.model.wide.mixers import mixers_in
-from engine.model.wide.mixers.interface import Mixer
+from engine.model.wide.mixers.interface import Mixed, Mixer
 from engine.model.wide.picture_reader import PictureReader
 from engine.model.wide.position_scales import (
     PositionScale,
@@ -65,8 +65,8 @@ class AttentionHandler(Protocol):
         """The mask that the model passes to its layers; called only under `PROBE_NAME`."""
         ...
 
-    def mix(self, module: nn.Module, hidden: torch.Tensor) -> torch.Tensor | None:
-        """[1, tokens, width], the result of a mixer with a recurrent state.
+    def mix(self, module: nn.Module, hidden: torch.Tensor) -> Mixed | None:
+        """What a mixer with a recurrent state returns, [1, tokens, ...].
 
         None if the module's own `forward` is to compute it.
         """
@@ -251,11 +251,14 @@ class _PagedStep:
     def mask(self, options: Mapping[str, Any]) -> torch.Tensor | None:
         raise AssertionError(f"no mask is built under {ATTENTION_NAME}: {options}")
 
-    def mix(self, module: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
+    def mix(self, module: nn.Module, hidden: torch.Tensor) -> Mixed:
         index, mixer = self._mixer_of[module]
         rows, states = self._inputs.recurrent, self._kv_pool.states
         assert rows is not None and states is not None
-        return mixer.step(module, hidden[0], LayerState(states.layer(index), rows), rows)[None]
+        mixed = mixer.step(module, hidden[0], LayerState(states.layer(index), rows), rows)
+        if isinstance(mixed, torch.Tensor):
+            return mixed[None]
+        return tuple(None if each is None else each[None] for each in mixed)
 
 
 def scaling_of(options: Mapping[str, Any], query: torch.Tensor) -> float:
@@ -300,11 +303,11 @@ def _mask_function(**options: Any) -> torch.Tensor | None:
 
 def _mix(
     module: nn.Module,
-    own: Callable[..., torch.Tensor],
+    own: Callable[..., Mixed],
     hidden_states: torch.Tensor,
     *others: Any,
     **options: Any,
-) -> torch.Tensor:
+) -> Mixed:
     """The `forward` of a mixer: that of the handler, or else its own."""
     handler = _handler.get()
     mixed = None if handler is None else handler.mix(module, hidden_states)

@@ -65,6 +65,12 @@ def test_a_convolution_of_chunks_is_that_of_the_whole_and_that_of_torch(bias):
         assert torch.equal(kept[0], history[row])
 
 
+def test_the_first_token_of_a_request_is_that_of_a_row_that_starts_at_0():
+    lens, ends = np.array([1, 3, 2]), np.array([9, 3, 2])
+    rows = RecurrentRows(lens, Turn(np.arange(3), np.arange(3), ends), CPU)
+    assert rows.begins.tolist() == [False, True, False, False, True, False]
+
+
 def test_layers_read_and_write_the_buffers_of_their_rows():
     lens = np.array([1, 4])
     rows = RecurrentRows(lens, Turn(np.array([5, 2]), np.array([4, 3]), lens), CPU)

@@ -18,8 +18,10 @@ from torch import nn
 from engine.model.wide.mixers.gated_delta_net import GatedDeltaNet
 from engine.model.wide.mixers.interface import Mixer
 from engine.model.wide.mixers.kimi_delta_attention import KimiDeltaAttention
+from engine.model.wide.mixers.lightning_attention import LightningAttention
 from engine.model.wide.mixers.mamba import Mamba
 from engine.model.wide.mixers.mamba2 import Mamba2
+from engine.model.wide.mixers.rg_lru import GatedLinearRecurrentUnit
 from engine.model.wide.mixers.short_convolution import ShortConvolution
 
 #: Every kind that is served.
@@ -29,6 +31,8 @@ MIXERS: Sequence[Mixer] = (
     KimiDeltaAttention(),
     Mamba2(),
     Mamba(),
+    LightningAttention(),
+    GatedLinearRecurrentUnit(),
 )
 
 _MIXER_OF = {name: mixer for mixer in MIXERS for name in mixer.classes}

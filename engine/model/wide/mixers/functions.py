@@ -1,14 +1,16 @@
 """Functions of a number whose bits do not depend on what else is in the tensor.
 
-On a CPU, `sigmoid`, `silu` and `softplus` of torch compute the last numbers of a tensor with other
-instructions than the rest, which round differently. So a token would depend on the number of tokens
-in its step. `exp` and `log1p` do not do that, nor do sums and products.
+On a CPU, `sigmoid`, `silu`, `gelu` and `softplus` of torch compute the last numbers of a tensor by
+other instructions than the rest, which round differently. So a token would depend on the number of
+tokens in its step. `exp` and `log1p` do not do that, nor do sums and products.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
-from transformers.activations import ACT2FN
+from torch import nn
+from transformers.activations import ACT2FN, GELUTanh, SiLUActivation
 
 #: Above it, softplus(x) is x in float32; torch has the same threshold.
 SOFTPLUS_THRESHOLD = 20.0
@@ -24,6 +26,12 @@ def silu(numbers: torch.Tensor) -> torch.Tensor:
     return numbers / (1.0 + torch.exp(-numbers))
 
 
+def gelu_tanh(numbers: torch.Tensor) -> torch.Tensor:
+    """GELU in its approximation by tanh; (1 + tanh(x)) / 2 is the logistic function of 2 x."""
+    inner = math.sqrt(2.0 / math.pi) * (numbers + 0.044715 * numbers * numbers * numbers)
+    return numbers / (1.0 + torch.exp(-2.0 * inner))
+
+
 def softplus(numbers: torch.Tensor) -> torch.Tensor:
     """The logarithm of 1 + exp(x)."""
     small = numbers.clamp(max=SOFTPLUS_THRESHOLD)
@@ -36,3 +44,10 @@ def activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
         return silu
     found: Callable[[torch.Tensor], torch.Tensor] = ACT2FN[name]
     return found
+
+
+def activation_of(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The function of an activation that is a module."""
+    if isinstance(module, nn.SiLU | SiLUActivation):
+        return silu
+    return gelu_tanh if isinstance(module, GELUTanh) else module

@@ -8,6 +8,9 @@ import torch
 from engine.model.device.state_pool import StateShapes
 from engine.model.recurrence import LayerState, RecurrentRows
 
+#: What a module returns: a tensor, or several things. Some return None for what was not asked for.
+Mixed = torch.Tensor | tuple[torch.Tensor | None, ...]
+
 
 class Mixer(Protocol):
     """One kind of recurrence, for modules of several families. It has no state of its own.
@@ -26,8 +29,8 @@ class Mixer(Protocol):
 
     def step(
         self, module: Any, hidden: torch.Tensor, state: LayerState, rows: RecurrentRows
-    ) -> torch.Tensor:
-        """What the module's `forward` returns for the tokens of a step, [tokens, width].
+    ) -> Mixed:
+        """What the module's `forward` returns for the tokens of a step, [tokens, ...].
 
         `hidden` is [tokens, width], the rows concatenated. Reads each part of the state once and
         writes it once. A token's result must depend on its own row alone, bit for bit, except in

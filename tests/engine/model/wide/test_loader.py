@@ -44,16 +44,6 @@ NEVER_SERVED = {
         ),
         "passes 'indices' to its attention",
     ),
-    "linear attention without paths for its state": (
-        transformers.MiniMaxConfig(
-            **SMALL,
-            head_dim=8,
-            num_local_experts=2,
-            num_experts_per_tok=1,
-            layer_types=["linear_attention", "full_attention"],
-        ),
-        "only 1 of 2 layers of MiniMaxForCausalLM attend",
-    ),
     "state space": (
         transformers.RwkvConfig(vocab_size=VOCAB_SIZE, hidden_size=32, num_hidden_layers=2),
         "rwkv has a recurrent state of a kind that is not served",

@@ -2,13 +2,22 @@
 
 import pytest
 import torch
+from transformers.activations import ACT2FN
 
-from engine.model.wide.mixers.functions import activation, sigmoid, silu, softplus
+from engine.model.wide.mixers.functions import (
+    activation,
+    activation_of,
+    gelu_tanh,
+    sigmoid,
+    silu,
+    softplus,
+)
 
 FUNCTIONS = {
     silu: torch.nn.functional.silu,
     sigmoid: torch.sigmoid,
     softplus: torch.nn.functional.softplus,
+    gelu_tanh: ACT2FN["gelu_pytorch_tanh"],
 }
 
 
@@ -33,6 +42,8 @@ def test_the_functions_of_torch_are_not_used_because_they_differ():
     assert differing or torch.backends.cpu.get_cpu_capability() == "DEFAULT"
 
 
-def test_an_activation_is_found_by_its_name():
+def test_an_activation_is_found_by_its_name_and_by_its_module():
+    assert [activation_of(ACT2FN[name]) for name in ("silu", "swish")] == [silu, silu]
+    assert activation_of(ACT2FN["gelu_pytorch_tanh"]) is gelu_tanh
     assert activation("silu") is activation("swish") is silu
     assert torch.equal(activation("relu")(torch.tensor([-1.0, 2.0])), torch.tensor([0.0, 2.0]))

@@ -58,6 +58,21 @@ CONFIGS = {
         layer_types=["linear_attention", "full_attention", "linear_attention"],
         mlp_layer_types=["dense"] * 3,
     ),
+    "lightning attention": transformers.MiniMaxConfig(
+        **(_GROUPED | {"num_hidden_layers": 3}),
+        head_dim=16,
+        # With more of them, the products of an expert depend on the tokens that others have.
+        num_local_experts=1,
+        num_experts_per_tok=1,
+        block_size=8,
+        # `generate` miscounts the positions of a model that begins with a linear layer.
+        layer_types=["full_attention", "linear_attention", "linear_attention"],
+    ),
+    "gated linear recurrent unit": transformers.RecurrentGemmaConfig(
+        **(_GROUPED | {"num_hidden_layers": 3}),
+        attention_window_size=13,
+        block_types=["recurrent", "attention", "recurrent"],
+    ),
 }
 
 

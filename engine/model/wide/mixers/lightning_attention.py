@@ -1,0 +1,58 @@
+"""Lightning attention, of MiniMax-Text-01: linear attention with a constant decay for each head.
+
+Qin et al., "Lightning Attention-2", 2024, section 3. For each head, with the state S [head_dim,
+head_dim] and the head's slope s:
+
+    S = exp(-s) S + k v^T        output = S^T q
+
+`generate` of transformers miscounts the positions of decodes if the first layer is of this kind, as
+that of MiniMax-Text-01 is. Here such a model has the tokens of its forward pass over whole texts.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from engine.model.device.state_pool import StateShapes
+from engine.model.recurrence import LayerState, RecurrentRows
+from engine.model.wide.mixers.functions import activation_of, sigmoid
+
+
+class LightningAttention:
+    """State: a matrix for each head."""
+
+    classes = frozenset({"MiniMaxLightningAttention"})
+
+    def shapes(self, module: Any) -> StateShapes:
+        return ((module.num_attention_heads, module.head_dim, module.head_dim),)
+
+    def step(
+        self, module: Any, hidden: torch.Tensor, state: LayerState, rows: RecurrentRows
+    ) -> tuple[torch.Tensor, None]:
+        projected = activation_of(module.act_fn)(module.qkv_proj(hidden).float())
+        heads = projected.to(hidden.dtype).float().view(len(hidden), module.num_attention_heads, -1)
+        outputs, matrices = rows.scan(
+            partial(_update, torch.exp(-module.slope_rate.float())),
+            state.read(0),
+            *heads.chunk(3, dim=-1),
+        )
+        state.write(0, matrices)
+        normed = module.norm(outputs.to(hidden.dtype).flatten(1))
+        gate = sigmoid(module.output_gate(hidden).float()).to(hidden.dtype)
+        return module.out_proj(gate * normed), None
+
+
+def _update(
+    decay: torch.Tensor,
+    state: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One token: the new state [rows, heads, head_dim, head_dim], and [rows, heads, head_dim].
+
+    `decay` is [heads, 1, 1].
+    """
+    state = state * decay + key[..., None] * value[..., None, :]
+    return state, (state * query[..., None]).sum(dim=-2)
