@@ -162,14 +162,20 @@ class Fleet:
             eos_token_ids=frozenset({EOS_ID}),
             adapters=ADAPTERS,
         )
+        index = self.slots.index(slot)
+        if index % 3 == 1:
+            # A model with a recurrent state: its requests continue on workers without, and back.
+            config = config.with_states(config.max_num_seqs, 2, 0.0)
         runner = self._runner(
             num_blocks=config.num_blocks,
             block_size=config.block_size,
             num_host_blocks=config.num_host_blocks,
+            num_state_slots=config.num_state_slots,
+            num_host_state_slots=config.num_host_state_slots,
             vocab_size=VOCAB_SIZE,
             never=NEVER,
             before_run=partial(self._before_step, slot),
-            runs_ahead=self.slots.index(slot) % 2 == 1,
+            runs_ahead=index % 2 == 1,
         )
         runner.script = PoisonedScript(failing_request_ids=self._poison)
         self._timeline.sleep(self._timeline.random.uniform(0, 0.2))
