@@ -1,13 +1,18 @@
 """Models with a recurrent state: the tokens of transformers, however a request is computed."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import transformers
 
 import engine.model.wide.mixers as mixers
+from engine.cache.state_tags import BUFFERS, StateTags, Turn
 from engine.errors import ModelRefused
 from tests.engine.model.builders import (
     _GROUPED,
     EOS,
+    SCARCE,
     VOCAB_SIZE,
     Oracle,
     check_generated,
@@ -133,3 +138,29 @@ def test_a_mixer_that_loses_its_state_is_noticed_by_the_probe(kind, folder_of, m
     monkeypatch.setattr(mixers, "_MIXER_OF", forgetful)
     with pytest.raises(ModelRefused, match="has other logits with paged attention"):
         make_runner(folder_of(kind))
+
+
+def late(runner, *, ahead: bool, **options) -> dict[str, list[int]]:
+    """Tokens of requests most of whose draws are decided late, after the next step was launched."""
+    runner._runs_ahead, runner._sampler._max_candidates = ahead, 1
+    asked = requests_of(temperature=1.0, top_p=0.9)
+    for index, request in enumerate(asked):
+        request.sampling = replace(request.sampling, seed=index)
+    return generate(runner, asked, **options).tokens
+
+
+def in_place(self, slots, starts, ends):
+    """The turn of a pool with one buffer for each slot."""
+    first = BUFFERS * slots
+    return Turn(np.where(starts == 0, self.zero, first), first, ends)
+
+
+def test_a_step_that_is_computed_again_reads_the_state_before_it(folder_of, monkeypatch):
+    runner = make_runner(folder_of("gated delta net"))
+    expected = late(runner, ahead=False)
+    assert late(runner, ahead=True) == expected
+    for mode in ("recompute", "swap"):
+        assert late(runner, ahead=True, preemption_mode=mode, **SCARCE) == expected
+    monkeypatch.setattr(StateTags, "turn", in_place)
+    assert late(runner, ahead=False) == expected
+    assert late(runner, ahead=True) != expected, "one buffer would do"
