@@ -105,6 +105,8 @@ class NativeDecoder:
         model = self._model(config, weights, embedding)
         self._packed.close()
         self.name = f"decoder-{variant.name}{self._packed.form}"
+        #: Whether it multiplies weights that are quantized.
+        self.is_quantized = bool(self._packed.form)
         handle = self._library.quire_create(model)
         if handle is None:
             raise MemoryError("not enough memory for a decoder")

@@ -5,6 +5,7 @@ Knows no file format. The kernels are in kernels/panels.h.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from operator import itemgetter
 from typing import Any, Protocol
 
 import torch
@@ -41,6 +42,19 @@ class QuantizedWeight:
     def form(self) -> tuple[int, bool, bool]:
         """What must be equal in a panel: the bits, and whether it has minima and is nested."""
         return self.bits, self.minima is not None, self.scale_factors is not None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[outputs, inputs]."""
+        return tuple(self.numbers.shape)
+
+    def unpacked(self) -> "QuantizedWeight":
+        """Itself: it is a `StoredWeight` in memory."""
+        return self
+
+    def rows(self, chosen: slice | torch.Tensor) -> torch.Tensor:
+        """The dequantized weights of some outputs, float32."""
+        return self.select(itemgetter(chosen)).dequantized()
 
     def dequantized(self) -> torch.Tensor:
         """[outputs, inputs], float32."""

@@ -134,6 +134,11 @@ def _model(
 ) -> CausalModel:
     """The model that serves. A form that has passed its checks before is not checked again."""
     model = choose_model(served, stored=loaded.stored, passed=checks.form, **options)
+    if loaded.quantization and not (isinstance(model, NativeDecoder) and model.is_quantized):
+        raise ModelRefused(
+            f"quantization {loaded.quantization} is computed by the compiled form of the fast path "
+            f"only, and {model.name} would serve this model here: leave it unset"
+        )
     if checks.form not in (None, model.name):
         probing.check_against_own_attention(served)
     elif isinstance(model, NativeDecoder):

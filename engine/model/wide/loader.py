@@ -62,6 +62,7 @@ class LoadedModel:
             file, and that the wide path's weights are dequantized.
         stored: on a CPU, the weights whose parameters are stand-ins (`stored_layers.keep_stored`).
         reads_pictures: whether the model has its encoder of pictures.
+        quantization: how `stored` was quantized at load; None if the checkpoint has it so.
     """
 
     model: PreTrainedModel
@@ -72,6 +73,7 @@ class LoadedModel:
     fingerprint: str
     stored: Mapping[str, StoredWeight] = field(default_factory=dict)
     reads_pictures: bool = False
+    quantization: str | None = None
 
 
 def load_model(

@@ -130,7 +130,7 @@ def _load_decoder(settings: Settings, loading: Loading) -> ServedModel:
     """Load the model of `settings` that generates."""
     try:
         from engine.model.load.load_runner import load_runner
-        from engine.model.wide.loader import load_model
+        from engine.model.load.quantize import load_quantized
     except ModuleNotFoundError as error:
         raise ModelRefused(f"no model can be loaded: the module {error.name} is missing") from error
 
@@ -148,7 +148,9 @@ def _load_decoder(settings: Settings, loading: Loading) -> ServedModel:
         async_scheduling=settings.async_scheduling,
         adapters=find_adapters(settings.adapters),
         now=time.monotonic,
-        load=partial(load_model, pictures=settings.pictures),
+        load=partial(
+            load_quantized, quantization=settings.quantization, pictures=settings.pictures
+        ),
         **{name: getattr(settings, name) for name in OF_DECODERS},
     )
     facts = runner.config_facts
@@ -189,6 +191,8 @@ def _load_pooler(settings: Settings, task: str, loading: Loading) -> ServedModel
         from engine.model.load.load_pooler import load_classifier, load_embedder
     except ModuleNotFoundError as error:
         raise ModelRefused(f"no model can be loaded: the module {error.name} is missing") from error
+    if settings.quantization is not None:
+        raise ModelRefused(f"quantization is served of models that generate, and task is {task!r}")
 
     loading.follow_transformers()
     sizes: dict[str, Any] = {

@@ -21,7 +21,8 @@ NATIVE_ONLY = (
     *("device", "dynamic_batching", "kv_cache_dtype", "max_prefill_tokens"),
     *("max_speculative_step_tokens", "model_path", "num_host_blocks", "num_speculative_tokens"),
     *("picture_decode_bytes", "picture_decode_seconds", "pictures", "pooling", "preemption_mode"),
-    *("remember_checks", "shared_weights", "shared_weights_bytes", "task", "watermark"),
+    *("quantization", "remember_checks", "shared_weights", "shared_weights_bytes", "task"),
+    "watermark",
 )
 
 
