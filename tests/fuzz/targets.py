@@ -23,7 +23,10 @@ from quire.queue.workers.workers import worker_of
 from quire.wire.codec import MAX_MESSAGE_BYTES, MAX_TOKEN_ID, pack, pack_ids, unpack, unpack_ids
 from quire.wire.logprobs import PromptToken, TokenLogprob, TopLogprob, pack_tokens
 from quire.wire.output import Completion, FinishReason, State, TokenChunk, Usage
+from quire.wire.picture_headers import read_header
+from quire.wire.pictures import MAX_PIXELS, PictureSet, part_of
 from quire.wire.protocol import GenerationRequest
+from tests.quire.picture_files import gif_header, jpeg_header, png, webp_header
 
 Target = Callable[[bytes], None]
 
@@ -114,11 +117,21 @@ def batch_line(data: bytes) -> None:
         line.message()
 
 
+def picture(data: bytes) -> None:
+    """The bytes of a picture at the door: its digest, within the limits, or InvalidRequest."""
+    pictures = PictureSet()
+    with contextlib.suppress(InvalidRequest):
+        part = pictures.add(data, "field")
+        assert pictures.by_digest == {part["sha256"]: data}
+        header = read_header(data)
+        assert 0 < header.width * header.height <= MAX_PIXELS
+
+
 TARGETS: dict[str, Target] = {
     target.__name__: target
     for target in (
         *(wire_message, token_ids, request, completion, log_entry, claim_reply, record),
-        *(dead_letter, worker_line, batch_line, batch_run),
+        *(dead_letter, worker_line, batch_line, batch_run, picture),
     )
 }
 
@@ -126,6 +139,12 @@ _DONE = Completion("r", State.COMPLETED, FinishReason.STOP, usage=Usage(3, 2), t
 
 _REQUEST = GenerationRequest(
     id="g~r", kind="completions", body={"prompt": "12+34=", "seed": 1}, metadata={"row": [1, None]}
+)
+
+_PICTURED = GenerationRequest(
+    id="p",
+    kind="chat.completions",
+    body={"messages": [{"role": "user", "content": [part_of("0" * 64)]}]},
 )
 
 _FIELDS = [
@@ -158,7 +177,7 @@ def _packed(entry_id: bytes, fields: dict[bytes, bytes]) -> bytes:
 SEEDS: dict[str, list[bytes]] = {
     "wire_message": [pack({"a": [1, 2.5, "x", None, True], "b": {"c": b"d"}})],
     "token_ids": [pack_ids([0, 1, 65536, MAX_TOKEN_ID])],
-    "request": [_REQUEST.encode()],
+    "request": [_REQUEST.encode(), _PICTURED.encode()],
     "completion": [_DONE.encode()],
     "worker_line": [b"1700000000000 ready " + pack({"claims": 1.0})],
     "batch_run": [
@@ -168,6 +187,10 @@ SEEDS: dict[str, list[bytes]] = {
                 ("total", "completed", "failed", "inflight", "tokens", "began_ms", "told_ms"), 1
             )
         )
+    ],
+    "picture": [
+        *(png(), gif_header(9, 9), jpeg_header(9, 9)),
+        *(webp_header(kind, 9, 9) for kind in (b"VP8 ", b"VP8L", b"VP8X")),
     ],
     "batch_line": [
         b"""{"custom_id": "a", "method": "POST", "url": "/v1/completions",
