@@ -60,7 +60,9 @@ class Unsupported:
 
 #: Fields of vLLM's for calls of every kind.
 _OF_ANY: Mapping[str, Unsupported] = {
-    "mm_processor_kwargs": Unsupported(({},), "is not supported: inputs are texts"),
+    "mm_processor_kwargs": Unsupported(
+        ({},), "is not supported: the model says how pictures are read"
+    ),
     "priority": Unsupported(
         (0,), "is not supported: use service_tier or the header X-Quire-Priority"
     ),
@@ -146,7 +148,9 @@ UNSUPPORTED: Mapping[str, Mapping[str, Unsupported]] = {
         "echo": Unsupported((False,), "is not supported: the caller has the prompt"),
         "function_call": Unsupported(("none",), "is not supported: use tool_choice"),
         "functions": Unsupported(([],), "is not supported: use tools"),
-        "media_io_kwargs": Unsupported(({},), "is not supported: inputs are texts"),
+        "media_io_kwargs": Unsupported(
+            ({},), "is not supported: the model says how pictures are read"
+        ),
         "metadata": Unsupported(({},), "is of calls: a request in the queue has its own"),
         "modalities": Unsupported((["text"],)),
         "moderation": Unsupported(),
