@@ -1,0 +1,77 @@
+"""A worker's model with a recurrent state: what is switched off, and that it is served."""
+
+import gc
+import shutil
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from engine.request import Request
+from engine.sampling_params import SamplingParams
+from service.worker.model.served import ServedModel, load_model
+from service.worker.settings.config import EMBEDDED_MODEL
+from tests.service.builders import make_settings
+
+#: Files of the tokenizer, which the model borrows.
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+PROMPT = list(range(5, 25))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    import torch
+    import transformers
+
+    folder = tmp_path_factory.mktemp("mamba")
+    vocab_size = transformers.AutoConfig.from_pretrained(EMBEDDED_MODEL).vocab_size
+    config = transformers.MambaConfig(
+        vocab_size=vocab_size, hidden_size=32, num_hidden_layers=2, state_size=4,
+        initializer_range=0.3, eos_token_id=1, bos_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.MambaForCausalLM(config)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.5)
+    model.save_pretrained(folder)
+    for name in TOKENIZER:
+        shutil.copy(EMBEDDED_MODEL / name, folder / name)
+    return folder
+
+
+def load(folder: Path, **overrides) -> ServedModel:
+    settings = {"model": str(folder), "device": "cpu", "max_num_seqs": 4}
+    served = load_model(make_settings("redis://nowhere", "queue", **(settings | overrides)))
+    gc.unfreeze()
+    return served
+
+
+def tokens(served: ServedModel, *, published: list[int]) -> list[int]:
+    sampling = SamplingParams(max_tokens=12, temperature=1.0, seed=3, ignore_eos=True)
+    served.engine.add_request(Request("r", PROMPT, sampling, 0.0, output_token_ids=published))
+    found = []
+    while served.engine.has_work():
+        for output in served.engine.step(lambda: 0.0):
+            assert output.error is None
+            found += output.token_ids
+    return found
+
+
+def test_a_worker_serves_it_without_prefix_cache_and_drafts_and_another_goes_on(folder):
+    with capture_logs():
+        served = load(folder, num_speculative_tokens=3)
+    config = served.engine.config
+    assert not config.enable_prefix_caching
+    assert (config.num_speculative_tokens, config.num_state_slots) == (0, 4)
+    whole = tokens(served, published=[])
+    assert len(set(whole)) > 3
+    other = load(folder, max_num_batched_tokens=7)
+    assert tokens(other, published=whole[:5]) == whole[5:]
+
+
+def test_blocks_of_a_model_that_attends_nowhere_take_no_memory_and_are_enough(folder):
+    served = load(folder)
+    config = served.engine.config
+    assert served.cache_bytes == {"block": 0, "device": 0, "host": 0}
+    assert config.max_request_tokens == config.max_model_len == 1 << 16
