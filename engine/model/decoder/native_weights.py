@@ -20,9 +20,9 @@ from engine.model.kernels.library import LinearStruct, PanelsStruct
 from engine.model.kernels.packing import LANES, PANEL, interleave, pack, pack_panels
 from engine.model.kernels.quantized import QuantizedWeight, concatenated, joined
 
-#: The digits of the inputs of quantized weights (kernels/digit_rows.h), by the type of the model:
-#: as many as the precision of the type needs.
-DIGITS = {torch.float32: 3, torch.bfloat16: 2}
+#: The digits of inputs of quantized weights (kernels/digit_rows.h), by the type of the model: in
+#: float32 as many as its precision needs, in bfloat16 one, as llama.cpp has.
+DIGITS = {torch.float32: 3, torch.bfloat16: 1}
 #: Elements of quantized weights that are packed at once.
 PACKED_ELEMENTS = 1 << 20
 #: The unit that multiplies bfloat16 faster than others multiply integers.

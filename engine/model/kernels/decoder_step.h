@@ -113,7 +113,7 @@ class Decoder : public AnyDecoder {
     add_rows(normed_, tokens);
     add_rows(attended_, tokens);
     add_rows(queries_, tokens * m.num_kv_heads);
-    workspace_.add(&activated_.values, tokens * activated_.stride);
+    add_rows(activated_, tokens);
     workspace_.add(&projected_, tokens * projected_stride_);
     angles_.lay_out(workspace_, step_->num_tokens);
     workspace_.add(&sums_, threads * SUMS_SIZE);
@@ -131,7 +131,7 @@ class Decoder : public AnyDecoder {
 
   void add_rows(Inputs& rows, int64_t count) {
     workspace_.add(&rows.values, count * rows.stride);
-    workspace_.add(&rows.low, count * rows.stride);
+    if (Row::PER_WORD > 1) workspace_.add(&rows.low, count * rows.stride);
   }
 
   // From the attention of the last layer on, only the tokens whose logits are needed are computed.
@@ -141,10 +141,10 @@ class Decoder : public AnyDecoder {
     for (int64_t i = 0; i < model_.num_layers; i++) {
       const QuireLayer& layer = model_.layers[i];
       const Product* const products = &products_[4 * i];
-      const bool split = Row::PER_WORD > 1 && i < SPLIT_PRECISION_LAYERS,
-                 last = i + 1 == model_.num_layers;
-      const Inputs normed = normed_.with_low(split), queries = queries_.with_low(split);
-      const Inputs attended = attended_.with_low(split);
+      const bool split = i < SPLIT_PRECISION_LAYERS, last = i + 1 == model_.num_layers;
+      const Inputs normed = inputs_of(products[0], normed_, split);
+      const Inputs attended = inputs_of(products[1], attended_, split);
+      const Inputs queries = queries_.with_low(split);
       norm(stream_, layer.attention_norm, normed, team, member);
       project(products[0], normed, stream_.count, team, member);
       if (layer.query_norm != nullptr && model_.norms_whole_projections)
@@ -154,13 +154,10 @@ class Decoder : public AnyDecoder {
       const ResidualStream& stream = last ? logit_stream_ : stream_;
       attend(layer, i, last ? logit_plan_ : plan_, queries, attended, team, member);
       add_to_residual(stream, products[1], attended, layer.attention_post_norm, team, member);
-      if (layer.experts != nullptr) {
+      if (layer.experts != nullptr)
         mix_experts(layer, products[2], stream, team, member);
-        continue;
-      }
-      norm(stream, layer.mlp_norm, normed_.with_low(false), team, member);
-      activate(products[2], stream.count, team, member);
-      add_to_residual(stream, products[3], activated_, layer.mlp_post_norm, team, member);
+      else
+        feed_forward(layer, products[2], products[3], stream, team, member);
     }
     compute_logits(team, member);
   }
@@ -201,8 +198,7 @@ class Decoder : public AnyDecoder {
     };
     if (product.linear.num_parts > 0)
       return multiply_rows(digits_.of(from, count, product.linear.inputs, team, member));
-    typedef const typename T::RowWord* Words;
-    multiply_rows(Rows<T>{(Words)from.values, from.stride / T::PER_WORD, count, (Words)from.low});
+    multiply_rows(rows_of<T>(from, count));
   }
 
   template <class Write>
@@ -336,20 +332,24 @@ class Decoder : public AnyDecoder {
   }
 
   // Each strip of gates and the strip of ups after it give one strip of activations.
-  void activate(const Product& product, int64_t count, Team& team, int member) {
+  void feed_forward(const QuireLayer& layer, const Product& gate_up, const Product& down,
+                    const ResidualStream& stream, Team& team, int member) {
+    const Inputs normed = inputs_of(gate_up, normed_), activated = inputs_of(down, activated_);
+    norm(stream, layer.mlp_norm, normed, team, member);
     const auto epilogue = [&](int64_t row, int64_t strip, const float* values, int64_t num_strips) {
-      const RoundedRow<Row> to = activated_.at(row, strip / 2 * LANES);
+      const RoundedRow<Row> to = activated.at(row, strip / 2 * LANES);
       for (int64_t s = 0; s < num_strips; s += 2, values += 2 * LANES)
         to.vector(s / 2 * LANES, gate_(load<Vector>(values), load<Vector>(values + LANES)));
     };
-    multiply_share(product, normed_.with_low(false), count, team, member, epilogue);
+    multiply_share(gate_up, normed, stream.count, team, member, epilogue);
     team.barrier();
+    add_to_residual(stream, down, activated, layer.mlp_post_norm, team, member);
   }
 
   // The router uses split precision: rounding must not change which experts a token has.
   void mix_experts(const QuireLayer& layer, const Product& router, const ResidualStream& stream,
                    Team& team, int member) {
-    const Inputs normed = normed_.with_low(Row::PER_WORD > 1);
+    const Inputs normed = normed_.with_low(true);
     norm(stream, layer.mlp_norm, normed, team, member);
     project(router, normed, stream.count, team, member);
     experts_.mix(*layer.experts, normed, projected_, projected_stride_, stream,
@@ -359,8 +359,8 @@ class Decoder : public AnyDecoder {
 
   // Computes the logits, or only the argmax of each row.
   void compute_logits(Team& team, int member) {
-    const Inputs normed = normed_.with_low(false);
     const Product& head = products_.back();
+    const Inputs normed = inputs_of(head, normed_);
     const LogitScale scale{1.0f / model_.logits_divisor, model_.logits_softcap};
     norm(logit_stream_, model_.final_norm, normed, team, member);
     if (step_->argmax == nullptr) {

@@ -86,19 +86,24 @@ inline void split_group(Vector first, Vector second, int64_t digits, int64_t str
                         DigitGroup* to) {
   // Compared as integers, a NaN is larger than infinity, and infinity is larger than all others.
   const Integers a = (Integers)absolute(first), b = (Integers)absolute(second);
-  const Integers largest = a > b ? a : b;
-  int32_t bits = 0;
-  for (int lane = 0; lane < LANES; lane++) bits = std::max(bits, (int32_t)largest[lane]);
+  const auto larger = [](Integers a, Integers b) { return a > b ? a : b; };
+  const int32_t bits = reduce_lanes(larger(a, b), larger);
   float highest;
   std::memcpy(&highest, &bits, sizeof highest);
   // Below 1e-30 a group is zero, and its scale has an inverse otherwise.
-  float scale = highest < 1e-30f ? 0.0f : highest / 127.0f;
-  float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+  const bool is_zero = highest < 1e-30f;
+  float scale = is_zero ? 0.0f : highest / 127.0f, inverse = is_zero ? 0.0f : 127.0f / highest;
   for (int64_t d = 0; d < digits; d++, to += stride) {
     const Vector x = round_to_integer(first * inverse), y = round_to_integer(second * inverse);
     first -= x * scale;
     second -= y * scale;
-    const float totals[2] = {sum_of(x), sum_of(y)};
+    // Of each half, in one vector: sums of such integers are exact in any order.
+    const Vector pairs = LANE_NUMBERS < LANES / 2 ? x + __builtin_shuffle(x, LANE_NUMBERS ^ 8)
+                                                  : y + __builtin_shuffle(y, LANE_NUMBERS ^ 8);
+    const Vector fours = pairs + __builtin_shuffle(pairs, LANE_NUMBERS ^ 4);
+    const Vector eights = fours + __builtin_shuffle(fours, LANE_NUMBERS ^ 2);
+    const Vector sums = eights + __builtin_shuffle(eights, LANE_NUMBERS ^ 1);
+    const float totals[2] = {sums[0], sums[LANES / 2]};
     to->scale = scale;
     to->sum = (totals[0] + totals[1]) * scale;
     // A row with a NaN or an infinity has no integer sum; its scale makes its products NaN.

@@ -211,15 +211,13 @@ class Experts {
   template <class Epilogue>
   void multiply_rows(const QuireLinear* products, const Inputs& from, const PrefetchRange& after,
                      float* sums, Team& team, int member, const Epilogue& epilogue) const {
-    typedef const typename T::RowWord* Words;
     const int64_t groups = groups_of(products), count = (int64_t)routing_.used.size() * groups;
     for (int64_t i = member, next; i < count; i = next) {
       next = team.take();
       const int64_t expert = routing_.used[i / groups], first = i % groups * TILE_STRIPS;
       const Product product{products[expert]};
-      const int64_t start = routing_.starts[expert];
-      const Rows<T> rows{(Words)(from.values + start * from.stride), from.stride / T::PER_WORD,
-                         routing_.starts[expert + 1] - start, nullptr, start};
+      const Share own(routing_.starts[expert], routing_.starts[expert + 1]);
+      const Rows<T> rows = rows_of<T>(from, own.last).part(own);
       multiply<T>(rows, product.packed(), product.linear.inputs / T::PER_WORD, first,
                   std::min<int64_t>(first + TILE_STRIPS, product.num_strips()),
                   next < count ? strips_of_item(products, next) : after, sums, epilogue);

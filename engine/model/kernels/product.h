@@ -25,6 +25,21 @@ struct Product {
   const uint32_t* packed() const { return (const uint32_t*)linear.packed; }
 };
 
+// The rows of which a product is computed. Digits are those of values before they are rounded, so
+// rows for quantized weights keep their low parts; others keep them only with split precision.
+template <class Row>
+inline RoundedRows<Row> inputs_of(const Product& product, const RoundedRows<Row>& rows,
+                                  bool split = false) {
+  return rows.with_low(split || product.linear.num_parts > 0);
+}
+
+// The first `count` rows of the inputs of a product.
+template <class T>
+inline Rows<T> rows_of(const RoundedRows<typename T::Row>& from, int64_t count) {
+  typedef const typename T::RowWord* Words;
+  return {(Words)from.values, from.stride / T::PER_WORD, count, (Words)from.low};
+}
+
 // The work items of a dynamically scheduled product: each thread gets the same number of whole
 // groups of TILE_STRIPS strips. Each group that remains is divided by rows into one item per
 // thread.

@@ -56,8 +56,8 @@ inline void store(void* to, const V& value) {
 inline Vector broadcast(float value) { return value - Vector{}; }
 
 // Reduces all lanes in a fixed tree order: the result is the same on every target.
-template <class Combine>
-inline float reduce_lanes(Vector v, const Combine& combine) {
+template <class V, class Combine>
+inline auto reduce_lanes(V v, const Combine& combine) {
   v = combine(v, __builtin_shuffle(v, LANE_NUMBERS ^ 8));
   v = combine(v, __builtin_shuffle(v, LANE_NUMBERS ^ 4));
   v = combine(v, __builtin_shuffle(v, LANE_NUMBERS ^ 2));
