@@ -4,7 +4,7 @@ Knows no model. Rows are ordered by length, longest first, so that the rows that
 are always the first ones: a scan computes the n-th tokens of all of them at once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -92,15 +92,25 @@ class RecurrentRows:
 
         Everything is in float32. The taps are added in their order, the bias last.
         """
-        taps = weight.shape[-1]
-        windows, kept = self._windows_of(taps)
-        known = torch.cat((history.flatten(0, 1), inputs))
-        taken = known.index_select(0, windows[0]) * weight[:, 0]
-        for tap in range(1, taps):
-            taken = taken + known.index_select(0, windows[tap]) * weight[:, tap]
+        window, new = self.window(inputs, history)
+        taken = next(window) * weight[:, 0]
+        for tap, tokens in enumerate(window, start=1):
+            taken = taken + tokens * weight[:, tap]
         if bias is not None:
             taken = taken + bias
-        return taken, known[kept]
+        return taken, new
+
+    def window(
+        self, inputs: torch.Tensor, history: torch.Tensor
+    ) -> tuple[Iterator[torch.Tensor], torch.Tensor]:
+        """The inputs before each token and its own, oldest first, and the new history.
+
+        For each place of the window one tensor [tokens, channels]; the other arguments are those of
+        `convolve`, with a history of one place less than the window has.
+        """
+        windows, kept = self._windows_of(history.shape[1] + 1)
+        known = torch.cat((history.flatten(0, 1), inputs))
+        return (known.index_select(0, place) for place in windows), known[kept]
 
     def _windows_of(self, taps: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Indices into histories and inputs: [taps, tokens] and, for new histories, [rows, taps-1].

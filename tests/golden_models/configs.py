@@ -174,7 +174,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
         "hybrid_layer_ids": [1, 3],
         "time_step_min": STEP_MIN,
     },
-    "zaya": {"num_experts_per_tok": 1},
+    "zaya": {"num_experts_per_tok": 1, "attention_bias": True},
 }
 
 

@@ -71,6 +71,16 @@ def test_the_first_token_of_a_request_is_that_of_a_row_that_starts_at_0():
     assert rows.begins.tolist() == [False, True, False, False, True, False]
 
 
+def test_a_window_has_the_tokens_before_each_and_then_its_own():
+    rows = RecurrentRows(np.array([2, 1]), Turn(np.arange(2), np.arange(2), np.array([7, 1])), CPU)
+    window, history = rows.window(
+        torch.tensor([[8.0], [9.0], [5.0]]), torch.tensor([[[6.0], [7.0]], [[0.0], [0.0]]])
+    )
+    found = torch.cat(list(window), dim=1)
+    assert found.tolist() == [[6, 7, 8], [7, 8, 9], [0, 0, 5]]
+    assert history.flatten(1).tolist() == [[8, 9], [0, 5]]
+
+
 def test_layers_read_and_write_the_buffers_of_their_rows():
     lens = np.array([1, 4])
     rows = RecurrentRows(lens, Turn(np.array([5, 2]), np.array([4, 3]), lens), CPU)

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from torch import nn
 
+from engine.model.wide.mixers.compressed_convolution import CompressedConvolution
 from engine.model.wide.mixers.gated_delta_net import GatedDeltaNet
 from engine.model.wide.mixers.interface import Mixer
 from engine.model.wide.mixers.kimi_delta_attention import KimiDeltaAttention
@@ -22,6 +23,7 @@ from engine.model.wide.mixers.lightning_attention import LightningAttention
 from engine.model.wide.mixers.mamba import Mamba
 from engine.model.wide.mixers.mamba2 import Mamba2
 from engine.model.wide.mixers.rg_lru import GatedLinearRecurrentUnit
+from engine.model.wide.mixers.rwkv import RwkvChannelMixing, RwkvTimeMixing
 from engine.model.wide.mixers.short_convolution import ShortConvolution
 
 #: Every kind that is served.
@@ -33,6 +35,9 @@ MIXERS: Sequence[Mixer] = (
     Mamba(),
     LightningAttention(),
     GatedLinearRecurrentUnit(),
+    CompressedConvolution(),
+    RwkvTimeMixing(),
+    RwkvChannelMixing(),
 )
 
 _MIXER_OF = {name: mixer for mixer in MIXERS for name in mixer.classes}

@@ -45,8 +45,10 @@ NEVER_SERVED = {
         "passes 'indices' to its attention",
     ),
     "state space": (
-        transformers.RwkvConfig(vocab_size=VOCAB_SIZE, hidden_size=32, num_hidden_layers=2),
-        "rwkv has a recurrent state of a kind that is not served",
+        transformers.xLSTMConfig(
+            vocab_size=VOCAB_SIZE, hidden_size=32, num_heads=2, num_hidden_layers=1
+        ),
+        "xlstm has a recurrent state of a kind that is not served",
     ),
     "attention of its own": (
         transformers.GPTNeoConfig(

@@ -78,6 +78,16 @@ CONFIGS = {
         attention_window_size=13,
         block_types=["recurrent", "attention", "recurrent"],
     ),
+    "compressed convolution": transformers.ZayaConfig(
+        **_GROUPED,
+        head_dim=16,
+        # As above.
+        num_experts=1,
+        num_experts_per_tok=1,
+        moe_intermediate_size=32,
+        cca_time0=3,
+    ),
+    "rwkv": transformers.RwkvConfig(**_GROUPED),
 }
 
 
