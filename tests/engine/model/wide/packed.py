@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from engine.model.wide.loader import LoadedModel
@@ -30,7 +31,8 @@ def save_packed(config, folder: Path, packer: Packer, described: Mapping, **fiel
         described: the note in config.json.
         fields: further ones of config.json.
     """
-    save_model(config, folder)
+    wrappers = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    save_model(config, folder, model_class=wrappers.get(type(config), None))
     plain = plain_of(folder)
     shutil.copytree(folder, plain)
     weights = load_file(folder / "model.safetensors")

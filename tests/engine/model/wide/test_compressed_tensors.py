@@ -25,6 +25,7 @@ from tests.engine.model.wide.packed import (
     spread,
     weights_of,
 )
+from tests.engine.model.wide.wrappers import WRAPPERS
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -156,6 +157,14 @@ def test_experts_are_dequantized_and_stacked(tried, tmp_path, monkeypatch):
     assert len(loaded.stored) == 2 * 4
     for name, value in weights_of(loaded).items():
         assert torch.equal(value, expected[name]), name
+
+
+def test_weights_that_transformers_renames_are_kept_and_those_of_the_tower_are_left_out(tmp_path):
+    folder = save_packed(WRAPPERS["mistral3"], tmp_path / "m", packed(), described())
+    loaded, plain = load_model(folder), load_model(plain_of(folder)).model.state_dict()
+    assert loaded.stored.keys() == {name for name in plain if name.endswith("_proj.weight")}
+    for name, value in weights_of(loaded).items():
+        assert torch.equal(value, plain[name]), name
 
 
 @pytest.mark.parametrize(
