@@ -1,8 +1,8 @@
 """Quantized files: how far each way to compute with one is from its own weights, and what it costs.
 
     python -m benchmarks.bench_quantized [--models SMOLLM2-Q4_1,GEMMA-Q4_K_M] [--tokens 4096]
-        [--forms dequantized,one-digit,two-digits,float32,llama-cpp] [--rounds 5] [--json FILE]
-        [--install]
+        [--forms dequantized,one-digit,two-digits,int8-cache,float32,llama-cpp] [--rounds 5]
+        [--json FILE] [--install]
 
 The reference is transformers in float32 with the dequantized weights of the file. It reads windows
 of the documentation of this project, and so does each form:
@@ -10,6 +10,7 @@ of the documentation of this project, and so does each form:
 - dequantized: our engine in bfloat16, with the weights rounded to bfloat16.
 - one-digit, two-digits: our engine in bfloat16 with the weights of the file, and that many digits
   of 8 bits for each input of a product (docs/adr/0053).
+- int8-cache: as two-digits, over an 8-bit KV cache (docs/adr/0059).
 - float32: our engine in float32 with the weights of the file.
 - llama-cpp: llama.cpp with the weights of the file, and keys and values in float16.
 
@@ -54,12 +55,14 @@ WINDOW, NOT_JUDGED = 256, 16
 PROMPT_TOKENS, OUTPUT_TOKENS = 128, 64
 BLOCK_SIZE = 16
 LLAMA_CPP = "llama-cpp"
-#: Our forms: the type in which they compute, and their digits; 0 for dequantized weights.
+#: Our forms: the type in which they compute, their digits (0 for dequantized weights), and their
+#: `kv_cache_dtype`.
 OUR_FORMS = {
-    "dequantized": ("bf16", 0),
-    "one-digit": ("bf16", 1),
-    "two-digits": ("bf16", 2),
-    "float32": ("fp32", 3),
+    "dequantized": ("bf16", 0, "auto"),
+    "one-digit": ("bf16", 1, "auto"),
+    "two-digits": ("bf16", 2, "auto"),
+    "int8-cache": ("bf16", 2, "int8"),
+    "float32": ("fp32", 3, "auto"),
 }
 FORMS = (*OUR_FORMS, LLAMA_CPP)
 #: The file of `models.fetch` that has the tokenizer of a model.
@@ -109,8 +112,12 @@ def peer_of(form: str) -> tuple[Peer, str]:
     """The child process of a form, and the type in which it computes."""
     if form == LLAMA_CPP:
         return PEERS[LLAMA_CPP], "bf16"
-    dtype, digits = OUR_FORMS[form]
-    settings = {"QUIRE_BENCH_DIGITS": digits, "QUIRE_BENCH_KV_CACHE_BYTES": CACHE_BYTES}
+    dtype, digits, cache_dtype = OUR_FORMS[form]
+    settings = {
+        "QUIRE_BENCH_DIGITS": digits,
+        "QUIRE_BENCH_KV_CACHE_DTYPE": cache_dtype,
+        "QUIRE_BENCH_KV_CACHE_BYTES": CACHE_BYTES,
+    }
     own = {name: str(value) for name, value in settings.items()}
     return replace(PEERS[OURS], name=form, settings=lambda: own), dtype
 

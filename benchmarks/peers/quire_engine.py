@@ -2,7 +2,8 @@
 
 Environment variables choose other forms: QUIRE_BENCH_DIGITS is the number of digits of inputs of
 quantized weights, or 0 to dequantize the weights. QUIRE_BENCH_KV_CACHE_BYTES is the size of the
-cache. With QUIRE_BENCH_FIXED_THREADS, a step has as many threads as the process.
+cache, QUIRE_BENCH_KV_CACHE_DTYPE its type. With QUIRE_BENCH_FIXED_THREADS, a step has as many
+threads as the process.
 """
 
 import os
@@ -48,6 +49,7 @@ class QuireEngine:
             max_num_seqs=MAX_NUM_SEQS,
             max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
             kv_cache_memory_bytes=int(os.environ.get("QUIRE_BENCH_KV_CACHE_BYTES", KV_CACHE_BYTES)),
+            kv_cache_dtype=os.environ.get("QUIRE_BENCH_KV_CACHE_DTYPE", "auto"),
             now=time.perf_counter,
             load=load_dequantized if digits == "0" else load_model,
         )

@@ -48,7 +48,15 @@ def test_divergence_and_surprise_are_those_of_their_formulas():
 @pytest.mark.parametrize("form", FORMS)
 def test_each_form_of_ours_names_its_digits_to_the_child(form):
     peer, dtype = peer_of(form)
-    expected = {"dequantized": "0", "one-digit": "1", "two-digits": "2", "float32": "3"}
-    assert peer.environment().get("QUIRE_BENCH_DIGITS") == expected.get(form)
+    digits = {
+        "dequantized": "0",
+        "one-digit": "1",
+        "two-digits": "2",
+        "int8-cache": "2",
+        "float32": "3",
+    }
+    assert peer.environment().get("QUIRE_BENCH_DIGITS") == digits.get(form)
+    cache = "int8" if form == "int8-cache" else None if form == LLAMA_CPP else "auto"
+    assert peer.environment().get("QUIRE_BENCH_KV_CACHE_DTYPE") == cache
     assert dtype == ("fp32" if form == "float32" else "bf16")
     assert (peer.name == LLAMA_CPP) == (form == LLAMA_CPP)
