@@ -52,7 +52,7 @@ INSTALL := $(BIN)/python -m pip install --quiet
 VERSION := $(shell sed -n 's/^version = "\(.*\)"$$/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help env env-vllm demo test test-vllm check release-check check-images sbom docs pre-commit lint types imports generate format requests bench bench-peers bench-http bench-neighbours profile bench-protocol bench-gateway bench-embeddings bench-batches bench-models bench-scheduling bench-scheduler soak soak-service fetch-model golden-models modelcheck sim fuzz chaos chaos-cluster test-clients test-console test-tools up down clean check-native test-kernels test-gpu bench-gpu lease-wheels
+.PHONY: help env env-vllm demo test test-vllm check release-check check-images sbom docs pre-commit lint types imports generate format requests bench bench-peers bench-http bench-neighbours profile bench-protocol bench-gateway bench-embeddings bench-batches bench-models bench-scheduling bench-scheduler soak soak-service fetch-model golden-models modelcheck sim fuzz chaos chaos-cluster test-clients test-console test-pictures test-tools up down clean check-native test-kernels test-gpu bench-gpu lease-wheels
 
 help: ## print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -129,6 +129,9 @@ test-clients: $(VENV)/dev.installed ## the clients and frameworks of others agai
 
 test-console: $(VENV)/dev.installed ## every page of the console in Chromium, with axe, and what it costs; installs its packages in build/console
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.console
+
+test-pictures: $(VENV)/dev.installed ## 20 pictures through client, gateway and batch, a worker killed: the tokens of transformers
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.pictures $(ARGS)
 
 test-tools: $(VENV)/dev.installed ## 200 generations of tool calls in each format: valid for another parser, equal after every cut
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.tools $(ARGS)

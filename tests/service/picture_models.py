@@ -1,6 +1,7 @@
 """Folders of tiny models that read pictures, as a user would have them: weights and all files."""
 
 import json
+import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 #: The side of a tile, in pixels, and that of the square patches in it.
 TILE, PATCH = 16, 4
@@ -185,3 +187,27 @@ MODELS: dict[str, PictureModel] = {
         QWEN,
     ),
 }
+
+
+def library_processor(name: str, folder: Path) -> Any:
+    """transformers' own processor of a family, without its checks for libraries of videos."""
+    library: Any = transformers
+    kind = getattr(library, PROCESSOR_MAPPING_NAMES[MODELS[name].config.model_type])
+    # Only texts for videos use it.
+    sys.modules[kind.__module__].__dict__["num2words"] = str
+    unchecked = type(kind.__name__, (kind,), {"check_argument_for_proper_class": lambda *_: None})
+    options: dict[str, dict[str, Any]] = {
+        "smolvlm": {"image_seq_len": 4, "video_processor": None},
+        "idefics3": {"image_seq_len": 4},
+        "llava": {
+            "patch_size": PATCH,
+            "num_additional_image_tokens": 1,
+            "vision_feature_select_strategy": "default",
+        },
+        "llava_onevision": {"num_image_tokens": 16, "vision_feature_select_strategy": "full"},
+    }
+    return unchecked(
+        image_processor=library.AutoImageProcessor.from_pretrained(folder, backend="pil"),
+        tokenizer=MODELS[name].wrapped(),
+        **options.get(name, {}),
+    )

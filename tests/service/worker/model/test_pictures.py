@@ -12,7 +12,7 @@ from service.worker.model.pictures import DecodedPicture, PictureProcessor
 from service.worker.model.served import load_model
 from service.worker.model.text import ModelTokenizer
 from tests.service.builders import make_settings
-from tests.service.picture_models import MODELS, tokenizer
+from tests.service.picture_models import MODELS, library_processor, tokenizer
 
 pytest.importorskip("PIL", reason="needs Pillow, of the extra pictures")
 
@@ -55,33 +55,14 @@ def prompt_of(folder, chat) -> list[int]:
     return ModelTokenizer.load(str(folder)).encode_chat(chat, created_ms=0).token_ids
 
 
-def library_processor(name, processor, monkeypatch):
-    """transformers' own, without the checks for libraries of videos."""
-    kind = type(processor._writer)
-    monkeypatch.setattr(kind, "check_argument_for_proper_class", lambda *_: None)
-    monkeypatch.setattr(f"{kind.__module__}.num2words", str, raising=False)
-    image = {"image_processor": processor._image_processor, "tokenizer": MODELS[name].wrapped()}
-    options = {
-        "smolvlm": {"image_seq_len": 4, "video_processor": None},
-        "idefics3": {"image_seq_len": 4},
-        "llava": {
-            "patch_size": 4,
-            "num_additional_image_tokens": 1,
-            "vision_feature_select_strategy": "default",
-        },
-        "llava_onevision": {"num_image_tokens": 16, "vision_feature_select_strategy": "full"},
-    }
-    return kind(**image, **options.get(name, {}))
-
-
 @pytest.mark.parametrize("sizes", [SIZES[:1], SIZES], ids=["one", "several"])
 @pytest.mark.parametrize("name", MODELS)
-def test_tokens_and_pixels_are_those_of_transformers(name, sizes, folder_of, monkeypatch):
+def test_tokens_and_pixels_are_those_of_transformers(name, sizes, folder_of):
     folder, given = folder_of(name), decoded(*sizes)
     processor = PictureProcessor.load(str(folder), tokenizer())
     chat = chat_of(TEXT, *[PICTURE for _ in sizes], TEXT)
     found = processor.expand(prompt_of(folder, chat), given, most=2048)
-    library = library_processor(name, processor, monkeypatch)
+    library = library_processor(name, folder)
     parts = [TEXT, *[{"type": "image"} for _ in sizes], TEXT]
     system = {"role": "system", "content": [{"type": "text", "text": "Be brief."}]}
     text = (

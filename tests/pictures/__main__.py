@@ -1,0 +1,34 @@
+"""Prints what came of some pictures from end to end; exits with 1 if a token or an end is wrong."""
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import transformers
+
+from quire import LocalRedis
+from tests.pictures.run import score_of
+from tests.service.picture_models import MODELS
+
+
+def main() -> int:
+    """The command; returns its exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pictures", type=int, default=20)
+    parser.add_argument("--family", choices=MODELS, default="smolvlm")
+    given = parser.parse_args()
+    transformers.logging.disable_progress_bar()
+    with LocalRedis.start() as redis:
+        score = score_of(given.family, given.pictures, redis_url=redis.url)
+    text = json.dumps(asdict(score))
+    print(text)
+    if path := os.environ.get("PICTURES_JSON"):
+        Path(path).write_text(text + "\n")
+    return int(not score.is_good)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
