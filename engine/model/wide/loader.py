@@ -42,6 +42,15 @@ DTYPES = {
 #: The longest request of a model with a recurrent state whose config names no positions.
 LENGTH_WITHOUT_POSITIONS = 1 << 16
 
+#: Why types with a recurrent state are refused, if for more than the kind of their state.
+REASONS = {
+    "deepseek_v4": "attends to compressed keys and values, which no block of the cache has",
+    **dict.fromkeys(
+        ("qwen4_exp", "qwen4_exp_text"),
+        "attends to tokens that an indexer selects, which paged attention does not compute",
+    ),
+}
+
 #: Suffixes of weight files that are pickles.
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 
@@ -256,7 +265,8 @@ def _check_architecture(config: PreTrainedConfig) -> None:
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     is_stateful = getattr(model_class, "_is_stateful", False)
     if is_stateful and not has_mixers(model_class):
-        raise ModelRefused(f"{kind} has a recurrent state of a kind that is not served")
+        reason = REASONS.get(kind, "has a recurrent state of a kind that is not served")
+        raise ModelRefused(f"{kind} {reason}")
 
 
 def _max_model_len(model: PreTrainedModel) -> int:

@@ -106,6 +106,13 @@ def test_an_encoder_decoder_is_refused_before_its_weights_are_read(tmp_path):
         load_model(tmp_path)
 
 
+def test_a_type_whose_attention_is_another_is_refused_for_it(tmp_path):
+    transformers.DeepseekV4Config().save_pretrained(tmp_path)
+    save_file({}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelRefused, match=r"^deepseek_v4 attends to compressed keys and values"):
+        load_model(tmp_path)
+
+
 def test_a_model_without_a_language_head_is_refused(tmp_path):
     transformers.ViTConfig().save_pretrained(tmp_path)
     save_file({}, tmp_path / "model.safetensors")
