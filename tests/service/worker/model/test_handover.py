@@ -52,6 +52,8 @@ FOR_THE_MODEL: dict[str, Any] = {
     "async_scheduling": False,
     "shared_weights": Path("shared"),
     "shared_weights_bytes": 5,
+    "remember_checks": False,
+    "kv_cache_dtype": "int8",
 }
 
 
@@ -118,12 +120,13 @@ def test_every_setting_of_the_model_reaches_its_loader(
         model="a/model",
         adapters=tmp_path,
         pictures=True,
+        quantization="int4",
         **FOR_THE_MODEL,
     )
     with pytest.raises(ModelRefused, match="told enough"):
         load_model(settings)
     assert callable(told.pop("now"))
-    assert told.pop("load").keywords == {"pictures": True}
+    assert told.pop("load").keywords == {"pictures": True, "quantization": "int4"}
     named = {"path": "a/model", "num_blocks": None, "adapters": folders}
     assert told == FOR_THE_MODEL | named
 
