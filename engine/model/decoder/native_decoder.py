@@ -220,10 +220,11 @@ class NativeDecoder:
             logits_divisor=config.logits_divisor,
             logits_softcap=config.logits_softcap or 0.0,
             embedding=embedding,
-            digits=self._packed.digits,
             rotaries=self._rotaries,
             final_norm=self._packed.floats(weights.final_norm),
             head=self._packed.linear(weights.head),
+            # After the last weight.
+            digits=self._packed.digits,
             layers=self._layers,
             num_adapters=len(self._adapters),
             additions=self._adapters.table,

@@ -20,9 +20,9 @@ from engine.model.kernels.library import LinearStruct, PanelsStruct
 from engine.model.kernels.packing import LANES, PANEL, interleave, pack, pack_panels
 from engine.model.kernels.quantized import QuantizedWeight, concatenated, joined
 
-#: The digits of inputs of quantized weights (kernels/digit_rows.h), by the type of the model: in
-#: float32 as many as its precision needs, in bfloat16 one, as llama.cpp has.
-DIGITS = {torch.float32: 3, torch.bfloat16: 1}
+#: The digits of inputs of quantized weights (kernels/digit_rows.h) that have the precision of
+#: float32.
+FLOAT32_DIGITS = 3
 #: Elements of quantized weights that are packed at once.
 PACKED_ELEMENTS = 1 << 20
 #: The unit that multiplies bfloat16 faster than others multiply integers.
@@ -45,7 +45,8 @@ class PackedWeights:
         self._shares = files is not None
         self._keeps_quantized = not (variant.name == MATRIX_UNIT and dtype == torch.bfloat16)
         self._parts: list[object] = []
-        self.digits = DIGITS[dtype]
+        #: Of the weights so far: in bfloat16 the most that one of them asks for.
+        self.digits = FLOAT32_DIGITS if dtype == torch.float32 else 1
 
     @property
     def form(self) -> str:
@@ -133,7 +134,10 @@ class PackedWeights:
     @one_thread()
     def _quantized(self, linear: Linear) -> Sequence[QuantizedWeight]:
         """The stored forms of the rows of a weight; empty if there are none or none is kept."""
-        return [part.unpacked() for part in linear.stored] if self._keeps_quantized else ()
+        if not self._keeps_quantized:
+            return ()
+        self.digits = max(self.digits, *(part.bfloat16_digits for part in linear.stored), 1)
+        return [part.unpacked() for part in linear.stored]
 
 
 def _in_panels(parts: Sequence[QuantizedWeight]) -> Sequence[QuantizedWeight]:

@@ -48,6 +48,11 @@ class QuantizedWeight:
         """[outputs, inputs]."""
         return tuple(self.numbers.shape)
 
+    @property
+    def bfloat16_digits(self) -> int:
+        """One: whoever quantizes a float model at load wants speed."""
+        return 1
+
     def unpacked(self) -> "QuantizedWeight":
         """Itself: it is a `StoredWeight` in memory."""
         return self
@@ -93,6 +98,11 @@ class StoredWeight(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def bfloat16_digits(self) -> int:
+        """The digits of 8 bits that inputs get in bfloat16: see kernels/digit_rows.h."""
+        ...
 
     def unpacked(self) -> QuantizedWeight:
         """Its numbers and scales, as the kernels multiply them."""

@@ -38,6 +38,11 @@ class StoredBlocks:
     shape: tuple[int, ...]
 
     @property
+    def bfloat16_digits(self) -> int:
+        """One, as in the library that defines these types."""
+        return 1
+
+    @property
     def can_be_kept(self) -> bool:
         """Whether the kernels multiply it as it is."""
         return self.kind in KINDS and len(self.shape) == 2

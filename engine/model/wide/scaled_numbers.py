@@ -37,6 +37,11 @@ class ScaledIntegers:
         return tuple(self.integers.shape)
 
     @property
+    def bfloat16_digits(self) -> int:
+        """Two: these formats define inputs of 16 bits."""
+        return 2
+
+    @property
     def can_be_kept(self) -> bool:
         """Whether the kernels have exactly the same values.
 

@@ -19,7 +19,7 @@ from engine.model.decoder.native_decoder import NativeDecoder
 from engine.model.device.weight_files import WeightFiles
 from engine.model.kernels.build import VARIANTS, best_variant
 from engine.model.wide import gguf_blocks
-from engine.model.wide.gguf_blocks import KINDS
+from engine.model.wide.gguf_blocks import KINDS, StoredBlocks
 from engine.model.wide.loader import load_model
 from engine.model.wide.stored_layers import dequantize
 from tests.engine.model.builders import generate, make_prompt, make_runner, requests_of
@@ -120,7 +120,7 @@ def test_logits_are_as_close_to_the_exact_ones_as_those_of_dequantized_weights(
 
 
 def test_digits_are_those_of_inputs_before_they_are_rounded(file_of, monkeypatch):
-    monkeypatch.setitem(native_weights.DIGITS, torch.bfloat16, 2)
+    monkeypatch.setattr(StoredBlocks, "bfloat16_digits", 2)
     subject, exact = Subject(file_of("nested"), "bfloat16"), Subject(file_of("nested"), "float32")
     expected = torch.cat(exact.logits(exact.wide, CHUNKED))
     errors = [

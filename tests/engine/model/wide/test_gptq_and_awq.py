@@ -105,6 +105,11 @@ def test_the_tokens_are_those_of_the_dequantized_model(kind, tmp_path):
     check_generated(runner, Oracle(plain_of(folder)).alone())
 
 
+def test_inputs_keep_16_bits_in_bfloat16(tmp_path):
+    folder = save_packed(CONFIGS["llama"], tmp_path / "m", gptq_packed(), gptq_note())
+    assert make_runner(folder, dtype="bfloat16").model.name.endswith("-int8x2")
+
+
 def test_a_note_in_a_file_of_its_own_repeats_that_of_the_config(tmp_path):
     folder = save_packed(CONFIGS["llama"], tmp_path / "m", gptq_packed(), gptq_note())
     (folder / "quantize_config.json").write_text('{"bits": 4}')
