@@ -6,6 +6,8 @@ lets it live as long as its request may wait, see submit.lua.
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from itertools import islice
 
@@ -17,6 +19,8 @@ from quire.wire.pictures import MAX_PICTURES, places_of
 
 #: How long a stored picture waits for the SUBMIT that lets it live longer.
 WAIT_MS = 10 * 60 * 1000
+
+_log = logging.getLogger(__name__)
 
 
 def digests_of(message: Message) -> list[str]:
@@ -45,10 +49,20 @@ def storing(keys: Keys, message: Message, lacking: Sequence[str]) -> Procedure[N
 
 
 def reading(keys: Keys, digests: Sequence[str]) -> Procedure[Mapping[str, bytes]]:
-    """See `Producer.pictures`."""
+    """See `Producer.pictures`.
+
+    Bytes with another digest count as absent, and are deleted so that the right ones can be stored:
+    any producer can write the key, and a worker caches what it computes under the digest.
+    """
     found: dict[str, bytes] = {}
     for digest in dict.fromkeys(digests):
-        (data,) = yield RoundTrip((command("get", keys.picture(digest)),))
-        if data is not None:
+        key = keys.picture(digest)
+        (data,) = yield RoundTrip((command("get", key),))
+        if data is None:
+            continue
+        if hashlib.sha256(data).hexdigest() == digest:
             found[digest] = data
+        else:
+            _log.error("%s has bytes with another digest; deleted", key)
+            yield RoundTrip((command("delete", key),))
     return found

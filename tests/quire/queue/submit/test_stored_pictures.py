@@ -161,6 +161,16 @@ def test_a_worker_holds_the_pictures_of_its_claims(client, broker, connection, l
     assert broker.hold_pictures([]) == {}
 
 
+def test_bytes_with_another_digest_count_as_absent_and_make_room(client, broker, connection, life):
+    for read in (broker.pictures, broker.hold_pictures):
+        client.submit(**chat(RED, BLUE))
+        connection.set(broker.keys.picture(sha256(RED)), BLUE, keepttl=True)
+        assert read([sha256(RED), sha256(BLUE)]) == {sha256(BLUE): BLUE}
+        assert life(RED) == -2
+        client.submit(**chat(RED))
+        assert read([sha256(RED)]) == {sha256(RED): RED}
+
+
 def test_to_hold_a_picture_never_shortens_its_life(client, broker, life):
     client.submit(**chat(RED), delay_seconds=50_000)
     longest = life(RED)
