@@ -82,7 +82,7 @@ class QuantizedWeight:
         return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
 
     def with_minima(self) -> "QuantizedWeight":
-        """The same values; a minimum is a power of two times its scale, so it is exact."""
+        """The same values; a minimum is a power of two times its scale: exact, or infinite."""
         if self.minima is not None:
             return self
         return replace(self, minima=-(1 << (self.bits - 1)) * self.scales)
@@ -141,6 +141,8 @@ def joined(parts: Sequence[QuantizedWeight]) -> QuantizedWeight | None:
             return None
         if any(part.minima is not None for part in parts):
             parts = [part.with_minima() for part in parts]
+            if any(bool(part.minima.isinf().any()) for part in parts if part.minima is not None):
+                return None
         if len({part.bits for part in parts}) > 1:
             parts = [part.with_8_bits() for part in parts]
     return concatenated(parts)

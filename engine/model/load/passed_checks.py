@@ -13,7 +13,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-import engine.model
+import numpy as np
+
+import engine
 from engine.model.kernels.build import (
     CPUINFO,
     KernelsUnavailable,
@@ -51,6 +53,7 @@ class PassedChecks:
         try:
             kernels, folder = library_path(best_variant()).name, cache_folder()
             facts = (loaded.fingerprint, *map(str, settings), kernels, _processor(), _sources())
+            facts += (np.__version__,)
         except (KernelsUnavailable, OSError):
             return NOTHING
         key = hashlib.sha256("\n".join(facts).encode()).hexdigest()
@@ -94,8 +97,8 @@ def _processor() -> str:
 
 
 def _sources() -> str:
-    """A digest of all modules that take part in the check."""
-    root = Path(engine.model.__file__).parent
+    """A digest of the engine's modules, which all may take part in the check."""
+    root = Path(engine.__file__).parent
     digest = hashlib.sha256()
     for file in sorted(root.rglob("*.py")):
         digest.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes() + b"\0")

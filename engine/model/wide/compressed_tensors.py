@@ -34,6 +34,8 @@ HARMLESS_OF_READERS = frozenset({"run_compressed", "dequantize", "use_optimized_
 HARMLESS_OF_WEIGHTS = frozenset({"observer", "observer_kwargs", "scale_dtype", "zp_dtype"})
 STATUSES = ("compressed", "frozen")
 #: How scales are shared, by the type of the numbers.
+#: Orders in which weights were quantized: those that leave groups consecutive, and the others.
+ORDERS, ORDERED = (None, False, "weight", "static"), (True, "group", "dynamic")
 STRATEGIES_OF = {
     "int": ("tensor", "channel", "group"),
     "float": ("tensor", "channel", "group", "block"),
@@ -53,6 +55,7 @@ class Scheme:
         bits: of a number.
         group_size: inputs that share a scale, with the strategy `group`.
         block: outputs and inputs that share one, with the strategy `block`.
+        is_ordered: whether `weight_g_idx` names the group of each input.
     """
 
     is_float: bool
@@ -61,6 +64,7 @@ class Scheme:
     strategy: str
     group_size: int
     block: tuple[int, int]
+    is_ordered: bool = False
 
     def fits_scales(self, scales: torch.Tensor, outputs: int, inputs: int) -> bool:
         """Whether the shape of `scales`, which has two dimensions, is that of the strategy."""
@@ -112,7 +116,9 @@ class CompressedTensors:
         if weight.dtype == torch.int8:
             scheme = self._scheme(scales, *weight.shape, is_float=False)
             zeros = _zeros(parts, scheme, scales)
-            return scaled_integers(weight, zeros, _rows(scales, len(weight)), _groups(parts))
+            return scaled_integers(
+                weight, zeros, _rows(scales, len(weight)), _groups(parts, scheme)
+            )
         scheme = self._scheme(scales, *weight.shape, is_float=True)
         if scales.dtype not in SCALE_TYPES or parts.keys() & {"weight_zero_point", "weight_g_idx"}:
             raise Unfit(f"floats with scales of {scales.dtype} and zero points or g_idx")
@@ -136,7 +142,7 @@ class CompressedTensors:
         numbers = unpacked(packed, scheme.bits)[:, :inputs]
         # Numbers and zero points have the same offset; without zero points it is the zero point.
         zeros = _zeros(parts, scheme, scales, offset=1 << (scheme.bits - 1))
-        return scaled_integers(numbers, zeros, _rows(scales, outputs), _groups(parts))
+        return scaled_integers(numbers, zeros, _rows(scales, outputs), _groups(parts, scheme))
 
     def _scheme(
         self,
@@ -209,6 +215,7 @@ def _scheme(weights: Any, where: str) -> Scheme:
         ("num_bits", bits, (8,) if kind == "float" else (4, 8)),
         ("symmetric", weights.get("symmetric", True), (True, False)),
         ("dynamic", weights.get("dynamic", False), (False,)),
+        ("actorder", weights.get("actorder"), ORDERS if kind == "float" else (*ORDERS, *ORDERED)),
     ):
         check_value(METHOD, f"{where}.{field}", value, served)
     size, block = weights.get("group_size"), weights.get("block_structure")
@@ -226,6 +233,7 @@ def _scheme(weights: Any, where: str) -> Scheme:
         strategy=strategy,
         group_size=int(size or 1),
         block=(block[0], block[1]) if strategy == "block" and block else (1, 1),
+        is_ordered=strategy == "group" and weights.get("actorder") in ORDERED,
     )
 
 
@@ -245,10 +253,12 @@ def _rows(scales: torch.Tensor, outputs: int) -> torch.Tensor:
     return scales.expand(outputs, scales.shape[1])
 
 
-def _groups(parts: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+def _groups(parts: Mapping[str, torch.Tensor], scheme: Scheme) -> torch.Tensor | None:
     """The group of each input, of a weight whose groups are not consecutive."""
     groups = parts.get("weight_g_idx")
     if groups is None or bool((groups == -1).all()):
+        if scheme.is_ordered:
+            raise Unfit("it has no weight_g_idx, and config.json says that inputs are ordered")
         return None
     if groups.dim() != 1 or groups.dtype not in {torch.int32, torch.int64}:
         raise Unfit(f"its weight_g_idx is {groups.dtype} {list(groups.shape)}")

@@ -4,7 +4,7 @@ Knows no request. Two workers with equal fingerprints continue each other's outp
 """
 
 import hashlib
-from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -21,15 +21,22 @@ DECIDING_FILES = (
 )
 #: Files that change what a model reads in a picture; each may be missing.
 PICTURE_FILES = ("preprocessor_config.json", "processor_config.json")
+#: The library that decodes and resizes pictures.
+PICTURE_LIBRARY = "pillow"
 #: The fingerprint of a weight file covers NUM_SAMPLES samples of SAMPLE_BYTES, evenly spread:
 #: training changes nearly all of them, and reading the whole file would take as long as loading it.
 NUM_SAMPLES, SAMPLE_BYTES = 256, 4096
 
 
-def content_of_folder(folder: Path, more: Iterable[str] = ()) -> "hashlib._Hash":
-    """A hash of what a folder contains: all deciding files, `more`, and samples of the weights."""
+def content_of_folder(folder: Path, *, pictures: bool = False) -> "hashlib._Hash":
+    """A hash of what a folder contains: all deciding files, and samples of the weights.
+
+    With `pictures`, also what decides what a model sees in them.
+    """
     digest = hashlib.sha256()
-    for name in (*DECIDING_FILES, *more):
+    if pictures:
+        digest.update(_version_of(PICTURE_LIBRARY).encode())
+    for name in (*DECIDING_FILES, *(PICTURE_FILES if pictures else ())):
         if (folder / name).is_file():
             digest.update(name.encode() + hashlib.sha256((folder / name).read_bytes()).digest())
     for file in sorted(folder.glob("*.safetensors")):
@@ -40,6 +47,13 @@ def content_of_folder(folder: Path, more: Iterable[str] = ()) -> "hashlib._Hash"
                 stream.seek(size * sample // NUM_SAMPLES)
                 digest.update(stream.read(SAMPLE_BYTES))
     return digest
+
+
+def _version_of(library: str) -> str:
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def fingerprint_of(content: "hashlib._Hash", model: PreTrainedModel) -> str:

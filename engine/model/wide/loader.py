@@ -25,7 +25,7 @@ from transformers.utils.hub import cached_file
 
 from engine.errors import ModelRefused
 from engine.model.kernels.quantized import StoredWeight
-from engine.model.wide.fingerprint import PICTURE_FILES, content_of_folder, fingerprint_of
+from engine.model.wide.fingerprint import content_of_folder, fingerprint_of
 from engine.model.wide.folder_weights import NOTE, quantized_form, read_folder
 from engine.model.wide.gguf_loader import content_of, first_line, is_gguf_name, load_gguf
 from engine.model.wide.mixers import has_mixers, mixers_in
@@ -124,7 +124,7 @@ def load_model(
     if model.dtype not in DTYPES.values():
         known = ", ".join(DTYPES)
         raise ModelRefused(f"{path} is stored as {model.dtype}; set dtype to one of {known}")
-    content = content_of_folder(folder, PICTURE_FILES if reads_pictures else ())
+    content = content_of_folder(folder, pictures=reads_pictures)
     loaded = _loaded(model, folder, content, device)
     return replace(loaded, stored=stored, reads_pictures=reads_pictures)
 

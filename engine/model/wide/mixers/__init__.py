@@ -3,7 +3,9 @@
 transformers computes a prompt in chunks and a decode in another way, and keeps the state in a cache
 of its own. Here one function computes both, token by token in float32, and the state is in a slot
 of the request. So the state after t tokens is a function of these tokens alone, however they were
-divided into steps. Projections, norms and gates stay the module's own.
+divided into steps. Projections, norms and what follows the recurrence stay the module's own: where
+torch divides them among threads by the number of tokens, their last bits may depend on it, as in
+all layers of the wide path. `deterministic` checks that.
 
 To add a kind, write `mixers/<kind>.py` with a class that is a `Mixer`, and list an instance in
 `MIXERS`. `RecurrentRows` has what kinds share: a causal convolution and a scan over tokens. Compare

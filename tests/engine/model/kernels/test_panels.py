@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -204,6 +205,12 @@ def test_nested_forms_are_joined_only_with_their_own():
     assert joined([third, first]) is None
     expected = torch.cat([first.dequantized()] * 2)
     assert torch.equal(joined([first, first]).dequantized(), expected)
+
+
+def test_a_weight_whose_minimum_would_be_infinite_is_not_joined():
+    plain, with_minima = random_weight(3, 64, 8, False), random_weight(3, 64, 8, True)
+    assert joined([plain, with_minima]) is not None
+    assert joined([replace(plain, scales=torch.full_like(plain.scales, 600)), with_minima]) is None
 
 
 def test_panels_are_as_small_as_the_blocks_of_a_file():

@@ -1,10 +1,12 @@
 """A check that this machine has passed is left out for exactly the same model and code."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 from gguf import GGMLQuantizationType as Type
 
+import engine
 from engine.model.load import chosen, fast_path, passed_checks
 from tests.engine.model.builders import make_runner
 from tests.engine.model.gguf_files import tiny_model, write_gguf
@@ -104,3 +106,13 @@ def test_few_files_are_kept(file, tmp_path, monkeypatch):
         passed_checks.PassedChecks(tmp_path / f"{name}.passed").remember("form")
     assert len([*tmp_path.glob("*.passed")]) == 2
     assert not [*tmp_path.glob("*.part")]
+
+
+def test_the_code_is_that_of_the_whole_engine(tmp_path, monkeypatch):
+    before = passed_checks._sources()
+    copy = tmp_path / "engine"
+    shutil.copytree(Path(engine.__file__).parent, copy, ignore=shutil.ignore_patterns("*.pyc"))
+    monkeypatch.setattr(engine, "__file__", str(copy / "__init__.py"))
+    assert passed_checks._sources() == before
+    (copy / "cache" / "state_tags.py").write_text("")
+    assert passed_checks._sources() != before

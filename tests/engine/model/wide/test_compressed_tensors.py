@@ -318,6 +318,23 @@ def test_an_asymmetric_weight_without_zero_points_is_unfit():
         compressed_tensors(described(ASYMMETRIC)).unpack(packed()(spread((16, 64)))[0])
 
 
+@pytest.mark.parametrize("order", [True, "group", "dynamic"])
+def test_ordered_inputs_need_the_group_of_each(order):
+    weight = packed()(spread((16, 64)))[0]
+    described_as = compressed_tensors(described({"actorder": order}))
+    with pytest.raises(Unfit, match="no weight_g_idx"):
+        described_as.unpack(weight)
+    without = {"weight_g_idx": torch.full((64,), -1, dtype=I32)}
+    with pytest.raises(Unfit, match="no weight_g_idx"):
+        described_as.unpack(weight | without)
+
+
+@pytest.mark.parametrize(("weights", "order"), [({}, "backwards"), (FP8, "group")])
+def test_an_order_that_is_not_read_is_refused(weights, order):
+    with pytest.raises(ModelRefused, match="actorder"):
+        compressed_tensors(described(weights | {"actorder": order}))
+
+
 def test_floats_are_not_described_by_a_group_of_integers():
     with pytest.raises(
         Unfit, match=r"no group of quantization_config describes a weight \[16, 64\]"

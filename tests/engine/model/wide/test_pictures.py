@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from engine.errors import ModelRefused
-from engine.model.wide import picture_reader
+from engine.model.wide import fingerprint, picture_reader
 from engine.model.wide.loader import load_model
 from engine.model.wide.picture_reader import PictureReader
 from tests.engine.model.builders import ROOT, engine_over, generate, make_runner, save_model
@@ -188,12 +188,15 @@ def test_a_model_is_loaded_with_its_encoder_only_if_asked(folder_of):
     assert plain.model.name != reading.model.name == "transformers"
 
 
-def test_what_prepares_pictures_is_in_the_fingerprint(folder_of, tmp_path):
+def test_what_prepares_pictures_is_in_the_fingerprint(folder_of, tmp_path, monkeypatch):
     folder = save_model(WRAPPERS["llava"], tmp_path, model_class=whole_class("llava"))
     text, seen = load_model(folder).fingerprint, load_model(folder, pictures=True).fingerprint
     (folder / "preprocessor_config.json").write_text('{"do_resize": false}')
     assert load_model(folder).fingerprint == text
-    assert load_model(folder, pictures=True).fingerprint != seen
+    assert (changed := load_model(folder, pictures=True).fingerprint) != seen
+    monkeypatch.setattr(fingerprint, "PICTURE_LIBRARY", "numpy")
+    assert load_model(folder).fingerprint == text
+    assert load_model(folder, pictures=True).fingerprint != changed
 
 
 def save_tiny_adapter(folder, name, linear):
