@@ -135,8 +135,14 @@ class Reception:
         self._pictures.close()
 
     def admit(self, opened: Opened, *, now_ms: int) -> None:
-        """Pass one open request to the engine, or end it with a typed error."""
+        """Pass one open request to the engine, end it with a typed error, or give it back.
+
+        It is given back while the pictures of requests before it take all of the memory for them.
+        """
         claimed, delivery, request = opened
+        if not self.has_room:
+            self._give_back(delivery, "no memory for the pictures of further requests")
+            return
         prepared = self._prepared(opened, now_ms=now_ms)
         if prepared is None:
             return
@@ -238,10 +244,10 @@ class Reception:
             return None
         return Opened(claimed, delivery, request)
 
-    def _give_back(self, delivery: Delivery, error: Exception) -> None:
-        """Release a request that could not be prepared; if that fails, its lease expires."""
+    def _give_back(self, delivery: Delivery, why: object) -> None:
+        """Release a request that cannot be prepared now; if that fails, its lease expires."""
         self._outbox.forget(delivery.key)
-        _log.warning("given back", **delivery.origin.names, error=str(error))
+        _log.warning("given back", **delivery.origin.names, error=str(why))
         with suppress(QuireError):
             self._contact.call("release", partial(self._broker.release, [delivery.claim]))
 

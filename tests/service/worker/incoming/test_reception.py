@@ -219,3 +219,19 @@ def test_there_is_room_while_the_pixels_that_requests_hold_are_few(desk: Desk):
     assert reception.has_room
     seeing.has_room = False
     assert not reception.has_room
+
+
+def test_requests_behind_the_one_that_takes_the_last_memory_are_given_back(desk: Desk):
+    """Room is known only when pixels are made: a batch of claims may have more than fit."""
+    seeing = Seeing()
+    desk.reception._served = replace(desk.reception._served, pictures=seeing)
+    first, second = (desk.queue.submit((5, 6), max_tokens=4) for _ in range(2))
+    opened = [desk.open(entry, claimed) for entry, claimed in desk.claim(2)]
+    for one, has_room in zip(opened, (True, False), strict=True):
+        assert one is not None
+        seeing.has_room = has_room
+        desk.admit(one)
+    assert [claim.request_id for _, claim in desk.outbox.claims()] == [first]
+    assert len(desk.loop.mail) == 1
+    given_back = desk.queue.broker.status(second)
+    assert (given_back.state, given_back.attempts) == (State.QUEUED, 0)
