@@ -1,4 +1,4 @@
--- HOLD: lets the pictures of a claimed request live on, for as long as it may wait again.
+-- HOLD: lets the pictures of claimed requests live on, for as long as these may wait again.
 --
 -- KEYS  the pictures
 -- Returns a number per picture: 1 if it is stored, 0 if it has expired.

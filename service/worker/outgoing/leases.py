@@ -1,4 +1,4 @@
-"""Renews this worker's leases, reaps expired leases, and queues scheduled requests that are due.
+"""Renews leases and pictures, reaps expired leases, and queues scheduled requests that are due.
 
 The heartbeat has its own thread, so that no slow work can delay it. But it renews nothing while the
 engine makes no progress or another thread hangs, so that such a worker loses its claims.
@@ -149,6 +149,7 @@ class Housekeeper:
         serves: returns the name of the model of a place and the fingerprints of its adapters, for
             the registry.
         policy: returns the policy of the worker at a place, for the registry.
+        pictures: returns the digests of the pictures of the requests that run at a place.
         on_drain: called, perhaps repeatedly, when an operator has asked this worker to drain.
     """
 
@@ -165,6 +166,7 @@ class Housekeeper:
         lease_seconds: float,
         serves: Callable[[int], tuple[str, Mapping[str, str]]] = lambda _: ("", {}),
         policy: Callable[[int], str] = lambda _: "",
+        pictures: Callable[[int], Sequence[str]] = lambda _: (),
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._clock = clock
@@ -173,6 +175,7 @@ class Housekeeper:
         self._worker = worker
         self._serves = serves
         self._policy = policy
+        self._pictures = pictures
         self._load = load
         self._on_drain = on_drain
         self._vitals = vitals
@@ -213,13 +216,15 @@ class Housekeeper:
         self._stopping.set()
 
     def tidy(self) -> bool:
-        """Register the worker, then requeue requests of dead workers, and restore lost ones.
+        """Register the worker, keep pictures, requeue requests of dead workers, restore lost ones.
 
         After an outage all leases may have expired although their owners are alive; so the owners
         get the time of one lease to renew them first. False when Redis did not answer.
         """
         if not self._register(self._vitals.state):
             return False
+        # Ignored if it fails: a picture lives far longer than the time until the next try.
+        self._in_every_shard("hold", self._keep_pictures)
         if self._contact.unbroken_seconds < self._lease_seconds:
             return True
         is_answered = self._in_every_shard("reap", self._reap)
@@ -231,6 +236,10 @@ class Housekeeper:
     def promote(self) -> bool:
         """Queue due requests, and end those that waited too long. False without an answer."""
         return self._in_every_shard("promote", self._promote)
+
+    def _keep_pictures(self, broker: WorkerSide) -> None:
+        if digests := self._pictures(self._place_of[broker]):
+            broker.keep_pictures(digests)
 
     def _reap(self, broker: WorkerSide) -> None:
         for reaped in self._parts(broker.reap):

@@ -212,6 +212,17 @@ class Outbox:
                 if place is None or delivery.place == place
             ]
 
+    def pictures(self, place: int) -> list[str]:
+        """The digests of the pictures of a place's claims that have not ended, each once."""
+        with self._changed:
+            found = {
+                picture.digest
+                for one in self._deliveries.values()
+                if one.place == place and one.request is not None and not one.is_ended
+                for picture in one.request.pictures
+            }
+        return [digest.hex() for digest in found]
+
     def holds(self, key: str) -> bool:
         """Whether the claim is still held: not lost, released or fully committed."""
         with self._changed:

@@ -228,6 +228,7 @@ class WorkerParts:
             worker=self._settings.worker,
             serves=self._serves,
             policy=self._policy,
+            pictures=self.outbox.pictures,
             load=self._load,
             on_drain=lambda: self._report(DrainRequested()),
             vitals=self.vitals,

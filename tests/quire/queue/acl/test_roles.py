@@ -116,6 +116,7 @@ CALLS: dict[str, Call] = {
     "balance": lambda side, scene: side.balance(),
     "claim": lambda side, scene: side.claim([scene.candidate()]),
     "hold_pictures": lambda side, scene: side.hold_pictures([scene.picture()]),
+    "keep_pictures": lambda side, scene: side.keep_pictures([scene.picture()]),
     "dead_letter": lambda side, scene: side.dead_letter(scene.claim(), "tired"),
     "commit": lambda side, scene: side.commit([make_item(scene.claim(), 1, 2, final=True)]),
     "commit_with": lambda side, scene: side.commit_with([make_item(scene.claim(), 1, 2)], []),

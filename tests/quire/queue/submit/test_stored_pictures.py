@@ -7,6 +7,7 @@ import pytest
 from quire import AsyncClient, Client
 from quire.errors import InvalidRequest, QueueFull
 from quire.queue.control.limits import QueueLimits
+from quire.queue.request.arguments import MAX_ITEMS_PER_CALL
 from quire.queue.submit.pictures import WAIT_MS
 from quire.queue.submit.routing import shard_of
 from quire.wire.message import Message
@@ -159,6 +160,15 @@ def test_a_worker_holds_the_pictures_of_its_claims(client, broker, connection, l
     assert broker.hold_pictures(digests) == {sha256(RED): RED}
     assert life(RED) > 86_400_000
     assert broker.hold_pictures([]) == {}
+
+
+def test_a_worker_keeps_the_pictures_of_what_it_runs(client, broker, life):
+    client.submit(**chat(RED, BLUE), deadline=100)
+    assert life(RED) < 3_700_001
+    many = [f"{number:064x}" for number in range(MAX_ITEMS_PER_CALL)]
+    broker.keep_pictures([sha256(RED), *many, sha256(BLUE)])
+    assert min(life(RED), life(BLUE)) > 86_400_000
+    broker.keep_pictures([])
 
 
 def test_bytes_with_another_digest_count_as_absent_and_make_room(client, broker, connection, life):

@@ -2,14 +2,21 @@
 
 import threading
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import redis.exceptions
 
+from engine.picture import Picture
+from engine.request import Request
+from engine.sampling_params import SamplingParams
 from quire.queue.claim.claim import Claimed, Claiming
 from quire.queue.lease.lease import Leasing
-from quire.transport.connection import translated
+from quire.transport.connection import connect, translated
+from service.worker.outgoing.completions import own_failure
 from service.worker.outgoing.contact import Contact
+from service.worker.process.parts import WorkerParts
+from tests.quire.picture_files import sha256
 from tests.quire.waiting import blocked
 from tests.service.builders import (
     SHORT_LEASE_SECONDS,
@@ -20,6 +27,8 @@ from tests.service.builders import (
     expected_tokens,
     left_in_the_middle,
 )
+from tests.service.fake_model import fake_model
+from tests.service.worker.outgoing.test_delivery import make_delivery
 
 #: Three blocks of tokens, so that there is something to share.
 LONG_PROMPT = tuple(range(1, 50))
@@ -169,3 +178,24 @@ def test_what_has_generated_the_first_token_counts_and_not_who_claimed_first(
     with WorkerThread(queue.settings(), fingerprint=last):
         output = queue.result(request_id)
     assert output.completion.resumed_fingerprint_changed is is_changed
+
+
+def test_the_pictures_of_open_claims_are_kept_and_no_others(queue: Queue):
+    """A takeover finds them, however long the request has run."""
+    parts = WorkerParts(
+        queue.settings(), load=fake_model, connect=connect, report=lambda _event: None
+    )
+    files = {name: name.encode() for name in ("running", "ended", "elsewhere")}
+    for name, data in files.items():
+        queue.connection.set(queue.keys.picture(sha256(data)), data, px=600_000)
+        delivery = make_delivery(name)
+        delivery.place = 1 if name == "elsewhere" else 0
+        picture = Picture(bytes.fromhex(sha256(data)), start=0, length=1, pixels={})
+        sampling = SamplingParams(max_tokens=9)
+        delivery.request = Request(name, [1], sampling, arrival_time=0.0, pictures=(picture,))
+        parts.outbox.open(delivery)
+    parts.outbox.open(make_delivery("not admitted yet"))
+    parts.outbox.end("ended", partial(own_failure, error=ValueError()))
+    assert parts.keeper.tidy()
+    lives = {name: queue.connection.pttl(queue.keys.picture(sha256(files[name]))) for name in files}
+    assert [name for name, life in lives.items() if life > 600_000] == ["running"]
