@@ -13,6 +13,7 @@ import binascii
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any, NamedTuple
 
 from quire.errors import InvalidRequest
@@ -159,6 +160,15 @@ def places_of(messages: object) -> Iterator[Place]:
             digest = part.get("sha256") if isinstance(part, Mapping) else None
             if isinstance(digest, str) and part.get("type") == "image":
                 yield Place(f"body.messages.{index}.content.{number}", digest)
+
+
+def digests_of(messages: object) -> list[str]:
+    """The digests of the stored pictures of messages, each once, in their order.
+
+    No more than a request may have: nobody may have checked the messages yet.
+    """
+    places = islice(places_of(messages), MAX_PICTURES)
+    return list(dict.fromkeys(place.digest for place in places))
 
 
 def _without_pictures(message: Any, field: str, pictures: PictureSet, *, is_openai: bool) -> Any:

@@ -5,10 +5,7 @@
 
 local found = {}
 for index, key in ipairs(KEYS) do
-  local left = redis.call('PTTL', key)
-  if left >= 0 and left < SPAN_MS then
-    redis.call('PEXPIRE', key, int(SPAN_MS))
-  end
-  found[index] = left == -2 and 0 or 1
+  live_on(key, SPAN_MS)
+  found[index] = redis.call('PTTL', key) == -2 and 0 or 1
 end
 return found

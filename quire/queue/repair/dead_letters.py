@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from quire.errors import UnknownRequest
+from quire.errors import QuireError, UnknownRequest
 from quire.keys import Keys
 from quire.queue.repair.damage import MAX_REASON_LENGTH, Mending
 from quire.queue.request.arguments import names_of
@@ -15,6 +15,8 @@ from quire.transport.procedure import command
 from quire.transport.script_calls import ScriptCall
 from quire.wire.codec import readable, reading
 from quire.wire.output import Completion, ErrorInfo, FinishReason, State
+from quire.wire.pictures import digests_of
+from quire.wire.protocol import GenerationRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,8 @@ class Requeuing(ReadingDeadLetters):
         request continues after its published tokens, unless its retention has passed; otherwise
         they are dropped. Its deadline does not change. A request that was requeued before does not
         change. UnknownRequest if neither letter nor request exists. UnknownRequest also if the
-        request is gone and a later one has its id: then this request and the letter do not change.
+        request is gone and a later one has its id, or if one of its pictures has expired: then
+        nothing changes.
         """
         call = requeue_call(self.keys, letter, keep_tokens=keep_tokens)
         state = self._scripts.run("requeue", call)
@@ -81,6 +84,9 @@ class Requeuing(ReadingDeadLetters):
             raise UnknownRequest(letter.request_id, "no such dead letter")
         if state == b"superseded":
             message = f"the request of the letter {letter.entry_id} is gone, a later one has its id"
+            raise UnknownRequest(letter.request_id, message)
+        if state == b"lacks":
+            message = "a picture of the request has expired: submit it again, with its pictures"
             raise UnknownRequest(letter.request_id, message)
         return State(state.decode())
 
@@ -104,5 +110,15 @@ def dead_letter_call(keys: Keys, claim: Claim, reason: str, *, done: bytes) -> S
 
 def requeue_call(keys: Keys, letter: DeadLetter, *, keep_tokens: bool) -> ScriptCall:
     """For requeue.lua."""
-    arguments = (letter.request_id, letter.entry_id, int(keep_tokens))
-    return ScriptCall(names_of(keys, [letter.request_id]), arguments)
+    pictures = _pictures_of(letter)
+    arguments = (letter.request_id, letter.entry_id, int(keep_tokens), len(pictures))
+    names = [*names_of(keys, [letter.request_id]), *map(keys.picture, pictures)]
+    return ScriptCall(names, arguments)
+
+
+def _pictures_of(letter: DeadLetter) -> list[str]:
+    try:
+        return digests_of(GenerationRequest.decode(letter.original).body.get("messages"))
+    except QuireError:
+        # Often the reason for the letter.
+        return []

@@ -1,13 +1,14 @@
 -- REQUEUE: queue the request of a dead letter again, under the same id.
 --
--- KEYS  those of running.lua with one request
--- ARGV  id, entry id of the dead letter, 1 to keep the tokens that are published
+-- KEYS  those of running.lua with one request, then those of the pictures that it names
+-- ARGV  id, entry id of the dead letter, 1 to keep the tokens that are published, number of pictures
 -- Returns the state after this, '' when there is neither letter nor request, `superseded` when a
--- later request has the id. The record may be gone by now: everything needed is in the letter.
+-- later request has the id, `lacks` when a picture has expired. The record may be gone by now: everything needed is in the letter.
 
 local id, letter_id, keeps_tokens = ARGV[FIRST], ARGV[FIRST + 1], ARGV[FIRST + 2] == '1'
 local keys, now = take_keys(id), now_ms()
 local record = record_of(keys)
+local pictures = { unpack(KEYS, #KEYS - tonumber(ARGV[FIRST + 3] or '0') + 1) }
 local found = redis.call('XRANGE', DEAD, letter_id, letter_id)[1]
 local letter = found and table_of(found[2])
 
@@ -20,6 +21,11 @@ elseif record.state and letter.submitted_ms ~= record.submitted_ms then
 elseif record.state and record.state ~= 'failed' then
   -- A torn file has a part of an earlier call.
   return record.state
+end
+for _, key in ipairs(pictures) do
+  if redis.call('PTTL', key) == -2 then
+    return 'lacks'
+  end
 end
 
 -- This write comes first, so that a user without the right to it changes nothing.
@@ -54,6 +60,9 @@ if (letter.session or '') ~= '' then
   -- The request is the last turn of its session now: later ones may run already.
   record.session, record.number = letter.session, new_arrival()
   join_session(keys, id, record, record.number)
+end
+for _, key in ipairs(pictures) do
+  live_on(key, SPAN_MS)
 end
 local state = enqueue(keys, id, record, keeps_arrival(record), now)
 redis.call('XDEL', DEAD, letter_id)

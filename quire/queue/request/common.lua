@@ -32,6 +32,13 @@ local function now_ms()
   return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 end
 
+-- Lets a picture live this long, or as long as it does already. Nothing for one that has expired.
+local function live_on(picture, milliseconds)
+  if redis.call('PTTL', picture) < milliseconds then
+    redis.call('PEXPIRE', picture, int(milliseconds))
+  end
+end
+
 -- A flat list of names and values as a table.
 local function table_of(flat)
   local fields = {}

@@ -9,27 +9,17 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
-from itertools import islice
 
 from quire.errors import InvalidRequest
 from quire.keys import Keys
 from quire.transport.procedure import Procedure, RoundTrip, command
 from quire.wire.message import Message
-from quire.wire.pictures import MAX_PICTURES, places_of
+from quire.wire.pictures import places_of
 
 #: How long a stored picture waits for the SUBMIT that lets it live longer.
 WAIT_MS = 10 * 60 * 1000
 
 _log = logging.getLogger(__name__)
-
-
-def digests_of(message: Message) -> list[str]:
-    """The digests of the pictures of a message, each once, in their order.
-
-    No more than a request may have: nobody may have checked the body yet.
-    """
-    places = islice(places_of(message.request.body.get("messages")), MAX_PICTURES)
-    return list(dict.fromkeys(place.digest for place in places))
 
 
 def storing(keys: Keys, message: Message, lacking: Sequence[str]) -> Procedure[None]:

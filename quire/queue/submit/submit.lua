@@ -191,9 +191,7 @@ end
 wait_from(id, start, deadline)
 live_for(keys, life)
 for _, key in ipairs(pictures) do
-  if redis.call('PTTL', key) < life then
-    redis.call('PEXPIRE', key, int(life))
-  end
+  live_on(key, life)
 end
 if state == 'scheduled' then
   redis.call('ZADD', DELAY, int(start), id)

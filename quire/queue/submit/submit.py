@@ -8,12 +8,13 @@ from typing import Any
 
 from quire.errors import BrokerUnavailable, QueueFull, QuireError
 from quire.keys import Keys
-from quire.queue.submit.pictures import digests_of, storing
+from quire.queue.submit.pictures import storing
 from quire.transport.procedure import Procedure
 from quire.transport.script_calls import Ask, ScriptCall, raise_if_error
 from quire.wire.codec import pack
 from quire.wire.message import Message
 from quire.wire.output import State
+from quire.wire.pictures import digests_of
 from quire.wire.sizes import estimated_tokens, is_open_ended, most_tokens_of_answer
 
 #: How often one request is submitted again within a submit, because the holder of its idempotency
@@ -73,7 +74,7 @@ def submit_call(keys: Keys, message: Message, *, holder: str | None = None) -> S
     if request.idempotency_key is not None:
         names.append(keys.idempotency(request.tenant, request.idempotency_key))
         names += [keys.request(holder)] if holder else []
-    pictures = digests_of(message)
+    pictures = digests_of(request.body.get("messages"))
     names += map(keys.picture, pictures)
     metadata = pack(request.metadata, field="metadata") if request.metadata else b""
     return ScriptCall(
@@ -128,7 +129,7 @@ def _submitted(keys: Keys, message: Message, reply: Any) -> Procedure[Submitted]
             # call.
             holder = request_id
         elif outcome == "lacks":
-            digests = digests_of(message)
+            digests = digests_of(message.request.body.get("messages"))
             lacking = [digests[int(number) - 1] for number in state.split()]
             yield from storing(keys, message, lacking)
         else:

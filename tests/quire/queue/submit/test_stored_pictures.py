@@ -5,12 +5,13 @@ import asyncio
 import pytest
 
 from quire import AsyncClient, Client
-from quire.errors import InvalidRequest, QueueFull
+from quire.errors import InvalidRequest, QueueFull, UnknownRequest
 from quire.queue.control.limits import QueueLimits
 from quire.queue.request.arguments import MAX_ITEMS_PER_CALL
 from quire.queue.submit.pictures import WAIT_MS
 from quire.queue.submit.routing import shard_of
 from quire.wire.message import Message
+from quire.wire.output import State
 from quire.wire.pictures import MAX_PICTURES, part_of
 from quire.wire.sizes import TOKENS_PER_PICTURE, estimated_tokens
 from tests.quire.builders import make_request
@@ -169,6 +170,21 @@ def test_a_worker_keeps_the_pictures_of_what_it_runs(client, broker, life):
     broker.keep_pictures([sha256(RED), *many, sha256(BLUE)])
     assert min(life(RED), life(BLUE)) > 86_400_000
     broker.keep_pictures([])
+
+
+def test_a_dead_letter_is_requeued_only_with_all_its_pictures(client, broker, connection, life):
+    client.submit(**chat(RED, BLUE), request_id="a")
+    (claimed,) = broker.claim(broker.peek(count=1))
+    broker.dead_letter(claimed.claim, "tired")
+    (letter,) = broker.dead_letters()
+    connection.delete(broker.keys.picture(sha256(BLUE)))
+    with pytest.raises(UnknownRequest, match="a picture of the request has expired"):
+        broker.requeue(letter, keep_tokens=True)
+    assert (broker.status("a").state, broker.dead_letters()) == (State.FAILED, [letter])
+    client.submit(**chat(BLUE), deadline=100)
+    connection.pexpire(broker.keys.picture(sha256(RED)), 60_000)
+    assert broker.requeue(letter, keep_tokens=True) is State.QUEUED
+    assert min(life(RED), life(BLUE)) > 86_400_000
 
 
 def test_bytes_with_another_digest_count_as_absent_and_make_room(client, broker, connection, life):
