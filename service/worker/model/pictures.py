@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,10 @@ from quire.errors import InvalidRequest
 
 #: The most bytes of pixels that requests of a worker hold together, before it claims no others.
 MAX_HELD_BYTES = 1 << 30
+
+#: The most pixels of a picture on a CPU, unless a setting says otherwise: 1,024 patches of
+#: Qwen2-VL. One step encodes a whole picture, so more could stall a small machine for minutes.
+CPU_PICTURE_PIXELS = 1024 * 14 * 14
 
 #: What an image processor returns for the text of a prompt only.
 _FOR_TEXT = frozenset({"rows", "cols"})
@@ -60,12 +65,24 @@ class PictureProcessor:
         writer: transformers' processor of the model's type; only `replace_image_token` is used.
         tokenizer: the model's.
         placeholder: the token id that stands for an output of the encoder.
+        max_pixels: the encoder gets no picture of more, if more pixels make more work for it.
     """
 
     def __init__(
-        self, image_processor: Any, writer: Any, tokenizer: Tokenizer, *, placeholder: int
+        self,
+        image_processor: Any,
+        writer: Any,
+        tokenizer: Tokenizer,
+        *,
+        placeholder: int,
+        max_pixels: int | None = None,
     ) -> None:
         self._image_processor = image_processor
+        self._max_pixels = max_pixels
+        if max_pixels is not None and _has_any_size(image_processor):
+            # These scale pictures themselves.
+            size = image_processor.size
+            size.longest_edge = min(size.longest_edge, max_pixels)
         self._writer = writer
         self._tokenizer = tokenizer
         self._placeholder = placeholder
@@ -73,8 +90,12 @@ class PictureProcessor:
         self.num_held_bytes = 0
 
     @classmethod
-    def load(cls, source: str, tokenizer: Tokenizer) -> "PictureProcessor":
+    def load(
+        cls, source: str, tokenizer: Tokenizer, *, max_pixels: int | None = None
+    ) -> "PictureProcessor":
         """The processor of a model whose pictures the engine reads.
+
+        `max_pixels` is that of the constructor.
 
         Raises:
             ModelRefused: a file or a library is missing, or the tokenizer lacks a token.
@@ -91,7 +112,10 @@ class PictureProcessor:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             message = f"the pictures of {source} cannot be prepared: {reason}"
             raise ModelRefused(message) from error
-        return cls(image_processor, writer, tokenizer, placeholder=int(config.image_token_id))
+        placeholder = int(config.image_token_id)
+        return cls(
+            image_processor, writer, tokenizer, placeholder=placeholder, max_pixels=max_pixels
+        )
 
     @property
     def has_room(self) -> bool:
@@ -135,11 +159,16 @@ class PictureProcessor:
     ) -> tuple[Mapping[str, Any], list[int]]:
         """The pixels of one picture of a prompt that has `num_pictures`, and its tokens."""
         # Some types divide a picture into patches only if it is alone in its prompt: they see two.
-        is_beside = num_pictures > 1 and hasattr(self._image_processor, "image_grid_pinpoints")
+        has_patches = _has_patches(self._image_processor)
+        is_beside = num_pictures > 1 and has_patches
+        rgb = picture.rgb
+        if has_patches and not is_beside and self._max_pixels is not None:
+            # The smaller the picture, the fewer patches are made of it.
+            rgb = _scaled(rgb, self._image_processor.image_grid_pinpoints, self._max_pixels)
         options = {"return_row_col_info": True} if _has_tiles(self._image_processor) else {}
         inputs: dict[str, Any] = dict(
             self._image_processor(
-                images=[[picture.rgb] * (1 + is_beside)],
+                images=[[rgb] * (1 + is_beside)],
                 return_tensors="np",
                 input_data_format="channels_last",
                 **options,
@@ -168,6 +197,38 @@ class _Pixels(dict[str, Any]):
     """Arrays by name; unlike a plain dict, one may wait for its end."""
 
     __slots__ = ("__weakref__",)
+
+
+def _scaled(
+    rgb: NDArray[np.uint8], pinpoints: Sequence[Sequence[int]], max_pixels: int
+) -> NDArray[np.uint8]:
+    """The picture, scaled down if of `pinpoints` one of more than `max_pixels` were chosen for it.
+
+    It then fills the best one of those within the limit, or the smallest one of all, so this one is
+    chosen for it. A function of its arguments alone: another worker makes the same.
+    """
+    # Imported here, because only workers that read pictures need these.
+    library: Any = import_module("transformers.image_processing_utils")
+    height, width, _ = rgb.shape
+    within = [one for one in pinpoints if prod(one) <= max_pixels] or [min(pinpoints, key=prod)]
+    chosen = library.select_best_resolution((height, width), pinpoints)
+    if prod(chosen) <= max(map(prod, within)):
+        return rgb
+    target = library.select_best_resolution((height, width), within)
+    new_height, new_width = library.get_patch_output_size(rgb, target, "channels_last")
+    image: Any = import_module("PIL.Image")
+    smaller = image.fromarray(rgb).resize((new_width, new_height), image.Resampling.BICUBIC)
+    return np.asarray(smaller, dtype=np.uint8)
+
+
+def _has_any_size(image_processor: Any) -> bool:
+    """Whether pictures keep their size within limits in pixels, as Qwen's."""
+    return hasattr(image_processor, "merge_size")
+
+
+def _has_patches(image_processor: Any) -> bool:
+    """Whether a picture is divided into the patches of one of several sizes."""
+    return hasattr(image_processor, "image_grid_pinpoints")
 
 
 def _has_tiles(image_processor: Any) -> bool:

@@ -24,7 +24,7 @@ from service.shared.logs import take_over_libraries
 from service.worker.constraints.grammars import Grammars, NoGrammars, load_grammars
 from service.worker.model.adapters import find_adapters
 from service.worker.model.engine_config import engine_config
-from service.worker.model.pictures import PictureProcessor
+from service.worker.model.pictures import CPU_PICTURE_PIXELS, PictureProcessor
 from service.worker.model.progress import Loading
 from service.worker.model.text import ModelTokenizer
 from service.worker.model.vectors import ServedVectors
@@ -354,8 +354,13 @@ def _pictures_for(
 ) -> PictureProcessor | None:
     if settings.pictures and not facts.reads_pictures:
         raise ModelRefused("pictures is set, but pictures of this type of model are not read")
+    if not settings.pictures:
+        return None
+    most = settings.max_picture_pixels
+    if most is None and facts.device == "cpu":
+        most = CPU_PICTURE_PIXELS
     source = str(facts.tokenizer_source)
-    return PictureProcessor.load(source, tokenizer.backend) if settings.pictures else None
+    return PictureProcessor.load(source, tokenizer.backend, max_pixels=most)
 
 
 def _grammars_for(tokenizer: ModelTokenizer, config: EngineConfig) -> Grammars:

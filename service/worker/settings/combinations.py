@@ -18,8 +18,9 @@ MIN_DRAFTED_STEP_TOKENS = 2
 #: Settings of the native engine alone.
 NATIVE_ONLY = (
     *("attention_backend", "batch_mode", "block_size", "class_shares"),
-    *("device", "dynamic_batching", "kv_cache_dtype", "max_prefill_tokens"),
-    *("max_speculative_step_tokens", "model_path", "num_host_blocks", "num_speculative_tokens"),
+    *("device", "dynamic_batching", "kv_cache_dtype", "max_picture_pixels"),
+    *("max_prefill_tokens", "max_speculative_step_tokens", "model_path", "num_host_blocks"),
+    "num_speculative_tokens",
     *("picture_decode_bytes", "picture_decode_seconds", "pictures", "pooling", "preemption_mode"),
     *("quantization", "remember_checks", "shared_weights", "shared_weights_bytes", "task"),
     "watermark",
@@ -95,7 +96,7 @@ _UNUSED: tuple[tuple[str, Callable[[WorkerSettings], bool], str], ...] = (
     ),
     *(
         (name, lambda s: not s.pictures, "pictures are not read")
-        for name in ("picture_decode_seconds", "picture_decode_bytes")
+        for name in ("max_picture_pixels", "picture_decode_seconds", "picture_decode_bytes")
     ),
     (
         "aging_seconds",

@@ -229,7 +229,7 @@ class ConstraintSettings(Section):
 
 
 class DecodingSettings(Section):
-    """What decoding pictures may cost."""
+    """What decoding and encoding pictures may cost."""
 
     section: ClassVar[str] = "Pictures"
 
@@ -239,6 +239,12 @@ class DecodingSettings(Section):
     """
     picture_decode_bytes: int = Field(default=1 << 30, ge=1 << 26)
     """Memory that decoding one picture may take, in bytes; one that takes more is refused."""
+    max_picture_pixels: int | None = Field(default=None, ge=1 << 16)
+    """A picture with more pixels is scaled down to so many, where more pixels make more work for
+    the encoder: in Qwen's types and `llava_onevision`. The other types always use their own sizes.
+    Use the same value for all workers of a queue. Unset: 200,704 on a CPU, otherwise as the model's
+    files say.
+    """
 
 
 # Pydantic collects the fields of the last class first.

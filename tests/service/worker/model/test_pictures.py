@@ -8,13 +8,13 @@ import pytest
 from engine.errors import ModelRefused
 from quire.errors import InvalidRequest
 from service.worker.model import pictures
-from service.worker.model.pictures import DecodedPicture, PictureProcessor
+from service.worker.model.pictures import CPU_PICTURE_PIXELS, DecodedPicture, PictureProcessor
 from service.worker.model.served import load_model
 from service.worker.model.text import ModelTokenizer
 from tests.service.builders import make_settings
 from tests.service.picture_models import MODELS, library_processor, tokenizer
 
-pytest.importorskip("PIL", reason="needs Pillow, of the extra pictures")
+Image = pytest.importorskip("PIL.Image", reason="needs Pillow, of the extra pictures")
 
 #: Wider than high, of one tile, and higher than wide.
 SIZES = ((40, 70), (16, 16), (100, 30))
@@ -85,6 +85,31 @@ def test_tokens_and_pixels_are_those_of_transformers(name, sizes, folder_of):
         values = [one.pixels[key] for one in found.pictures]
         own = np.concatenate(values, 1 if name in ("smolvlm", "idefics3") else 0)
         assert np.array_equal(own, expected[key])
+
+
+@pytest.mark.parametrize(
+    ("name", "few"), [("qwen2_5_vl", 6_000), ("qwen3_vl", 6_000), ("llava_onevision", 300)]
+)
+def test_a_picture_beyond_the_limit_costs_less_as_transformers_would_make_it(name, few, folder_of):
+    folder, (given,) = folder_of(name), decoded((120, 200))
+    prompt = prompt_of(folder, chat_of(PICTURE))
+    made = {}
+    for most in (None, 50_000, few):
+        processor = PictureProcessor.load(str(folder), tokenizer(), max_pixels=most)
+        (one,) = processor.expand(prompt, [given], most=2048).pictures
+        made[most] = one
+    assert made[None].length == made[50_000].length > made[few].length
+    rgb = given.rgb
+    library = library_processor(name, folder)
+    if name == "llava_onevision":
+        rgb = np.asarray(Image.fromarray(rgb).resize((16, 10), Image.Resampling.BICUBIC))
+    else:
+        library.image_processor.size.longest_edge = few
+    expected = library.image_processor(
+        images=[[rgb]], return_tensors="np", input_data_format="channels_last"
+    )
+    for key, values in made[few].pixels.items():
+        assert np.array_equal(values, expected[key])
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -185,6 +210,20 @@ def test_a_worker_reads_pictures_only_if_that_is_set(folder_of):
     assert text.pictures is None and not text.engine.config.reads_pictures
     assert seeing.pictures is not None and seeing.engine.config.reads_pictures
     assert text.fingerprint != seeing.fingerprint
+
+
+@pytest.mark.parametrize(("given", "most"), [(None, CPU_PICTURE_PIXELS), (70_000, 70_000)])
+def test_a_worker_on_a_cpu_limits_pictures_unless_its_setting_says_how(given, most, folder_of):
+    fields = {"device": "cpu", "num_blocks": 16, "model": str(folder_of("llava_onevision"))}
+    try:
+        served = load_model(
+            make_settings(
+                "redis://nowhere", "queue", **fields, pictures=True, max_picture_pixels=given
+            )
+        )
+    finally:
+        gc.unfreeze()
+    assert served.pictures is not None and served.pictures._max_pixels == most
 
 
 def test_a_model_that_reads_no_pictures_is_refused_where_they_are_set():
