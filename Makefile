@@ -215,8 +215,8 @@ fuzz: $(VENV)/fuzz.installed ## feed bad bytes to everything that reads from Red
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60)
 	$(BIN)/python -m tests.fuzz.growth
 
-chaos: $(if $(ENGINE),$(VLLM_VENV)/installed,$(VENV)/dev.installed) ## kill, freeze and cut off real processes of every kind and Redis (SCHEDULES=20, REAL=0, BATCHES=0, JOBS=4, SEED=n, ENGINE=vllm)
-	$(if $(ENGINE),$(VLLM_VENV)/bin,$(BIN))/python -m tests.chaos $(if $(ENGINE),--engine $(ENGINE)) $(if $(SEED),--seed $(SEED),--schedules $(or $(SCHEDULES),20) --real $(or $(REAL),0) --batches $(or $(BATCHES),0) --jobs $(or $(JOBS),4))
+chaos: $(if $(ENGINE),$(VLLM_VENV)/installed,$(VENV)/dev.installed) ## kill, freeze and cut off real processes of every kind and Redis (SCHEDULES=20, REAL=0, BATCHES=0, HYBRID=0, JOBS=4, SEED=n, ENGINE=vllm)
+	$(if $(ENGINE),$(VLLM_VENV)/bin,$(BIN))/python -m tests.chaos $(if $(ENGINE),--engine $(ENGINE)) $(if $(SEED),--seed $(SEED),--schedules $(or $(SCHEDULES),20) --real $(or $(REAL),0) --batches $(or $(BATCHES),0) --hybrid $(or $(HYBRID),0) --jobs $(or $(JOBS),4))
 
 chaos-cluster: $(VENV)/dev.installed ## kill masters and workers and move slots of a real Redis Cluster under load (SCHEDULES=10, JOBS=3, SEED=n)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.chaos.cluster $(if $(SEED),--seed $(SEED),--schedules $(or $(SCHEDULES),10) --jobs $(or $(JOBS),3))

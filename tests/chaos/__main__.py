@@ -22,7 +22,8 @@ from benchmarks.common.arguments import natural
 from quire.cli.console import not_negative
 from quire.cli.usage import positive
 from tests.chaos.company import CONTROL, INTACT, SCHEDULE, Company, Play, Report
-from tests.chaos.controls import LIVE, VLLM_LIVE
+from tests.chaos.controls import HYBRID_LIVE, LIVE, LIVE_OF, VLLM_LIVE
+from tests.chaos.hybrid import HYBRID
 from tests.chaos.orders import ORDER_PLANTS
 from tests.chaos.plants import PLANTS
 from tests.chaos.real import VLLM
@@ -40,6 +41,7 @@ FIGURES = (
     *("lost_replies", "cancels", "duplicate_submits", "resumed_requests", "fenced_commits"),
     *("lost_claims", "rewinds", "reaps", "reader_rewinds", "departures", "resubmits"),
     *("preemptions", "real_schedules", "vllm_schedules", "vllm_workers", "vllm_kills"),
+    "hybrid_schedules",
     *("batches", "batch_lines", "webhooks", "webhooks_again", "http_retries"),
     *("gateway_kills", "batcher_kills", "notifier_kills", "gateway_pauses", "batcher_pauses"),
     *("notifier_pauses", "turns", "ends_told"),
@@ -98,12 +100,22 @@ def _plays(options: argparse.Namespace) -> list[Play]:
     first = options.first if options.first is not None else random.randrange(MOST_SEED)
     controls = [Play(CONTROL, name) for name in (*LIVE, *SINKS_LIVE)]
     controls = [replace(play, kind=kind) for play in controls for kind in (CONTROL, INTACT)]
-    if engine == VLLM:
-        controls += [Play(kind, name, VLLM) for name in VLLM_LIVE for kind in (CONTROL, INTACT)]
+    own = {engine, *([HYBRID] if options.hybrid else [])} & LIVE_OF.keys()
+    controls += [
+        Play(kind, name, engine)
+        for engine in sorted(own)
+        for name in LIVE_OF[engine]
+        for kind in (CONTROL, INTACT)
+    ]
     seeds = [*range(first, first + options.schedules)]
     for number, is_wanted in ((options.real, is_real), (options.batches, has_batch)):
         seeds += islice(filter(is_wanted, count(first + options.schedules)), number)
     schedules = [Play(SCHEDULE, str(seed), engine) for seed in seeds]
+    first_hybrid = first + options.schedules
+    schedules += [
+        Play(SCHEDULE, str(seed), HYBRID)
+        for seed in range(first_hybrid, first_hybrid + options.hybrid)
+    ]
     return (controls if options.controls else []) + schedules
 
 
@@ -124,7 +136,9 @@ def _count(figures: Counter[str], report: Report) -> None:
     figures.update(report.figures)
     figures["schedules"] += report.play.kind == SCHEDULE
     figures["real_schedules"] += report.play.is_real
-    figures["vllm_schedules"] += report.play.kind == SCHEDULE and report.play.engine == VLLM
+    for engine in LIVE_OF:
+        is_one = report.play.kind == SCHEDULE and report.play.engine == engine
+        figures[f"{engine}_schedules"] += is_one
     figures["violations"] += len(report.sentences)
     for name, words in (TOKEN_FIGURES | SINK_FIGURES).items():
         figures[name] += sum(any(word in text for word in words) for text in report.sentences)
@@ -164,6 +178,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--batches", type=natural, default=0, help="how many to play with a batch besides"
     )
+    parser.add_argument(
+        "--hybrid", type=natural, default=0, help="how many to play with a hybrid model besides"
+    )
     parser.add_argument("--jobs", type=positive, default=4, help="how many to play at once")
     parser.add_argument(
         "--seconds", type=not_negative, default=0.0, help="start none after so long"
@@ -171,18 +188,21 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--first", type=int, help="the first seed; drawn when unset")
     parser.add_argument("--seed", type=int, help="play this one alone")
     parser.add_argument(
-        "--engine", choices=["", VLLM], default="", help="of some workers or all; [a fake one]"
+        "--engine",
+        choices=["", *LIVE_OF],
+        default="",
+        help="vllm: of some workers or all; hybrid: a hybrid model; [a fake one]",
     )
     parser.add_argument(
         "--control",
-        choices={**LIVE, **SINKS_LIVE, **VLLM_LIVE},
+        choices={**LIVE, **SINKS_LIVE, **VLLM_LIVE, **HYBRID_LIVE},
         help="play this one alone, broken and intact",
     )
     parser.add_argument(
         "--controls", action=argparse.BooleanOptionalAction, default=True, help="break laws, too"
     )
     options = parser.parse_args()
-    known = VLLM_LIVE if options.engine == VLLM else {**LIVE, **SINKS_LIVE}
+    known = LIVE_OF.get(options.engine, {**LIVE, **SINKS_LIVE})
     if options.control is not None and options.control not in known:
         parser.error(f"--control {options.control} needs another --engine")
     if options.engine == VLLM and find_spec(VLLM) is None:

@@ -1,7 +1,7 @@
 """The adapters of a stage: folders in PEFT's format, which every worker of it is given.
 
-A fake model asks no more of an adapter than its name; the embedded one gets random weights, always
-the same ones, so that what one worker has begun every other may go on with.
+A fake model asks no more of an adapter than its name; a real one gets random weights, always the
+same ones, so that what one worker has begun every other may go on with.
 """
 
 import json
@@ -11,8 +11,6 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from service.worker.settings.config import EMBEDDED_MODEL
-
 #: What there is for requests to name, and the rank of each.
 RANKS = {"first": 4, "second": 8}
 NAMES = tuple(RANKS)
@@ -20,22 +18,22 @@ NAMES = tuple(RANKS)
 SCALE = 3.0
 
 
-def lay_out(folder: Path, *, is_real: bool) -> None:
-    """Makes the folder, and an adapter of each name in it."""
+def lay_out(folder: Path, *, model: Path | None) -> None:
+    """Makes the folder, and an adapter of each name in it; of a fake model for None."""
     for name, rank in RANKS.items():
         (folder / name).mkdir(parents=True)
         config = {"peft_type": "LORA", "r": rank, "lora_alpha": SCALE * rank}
         (folder / name / "adapter_config.json").write_text(json.dumps(config))
-        if is_real:
-            weights = _random_weights(rank, seed=rank)
+        if model is not None:
+            weights = _random_weights(model, rank, seed=rank)
             save_file(weights, folder / name / "adapter_model.safetensors")
 
 
-def _random_weights(rank: int, *, seed: int) -> dict[str, np.ndarray]:
-    """For every linear layer in the embedded model's layers."""
+def _random_weights(folder: Path, rank: int, *, seed: int) -> dict[str, np.ndarray]:
+    """For every linear layer in the layers of the model in this folder."""
     random_ = np.random.default_rng(seed)
     tensors = {}
-    with safe_open(EMBEDDED_MODEL / "model.safetensors", "np") as model:
+    with safe_open(folder / "model.safetensors", "np") as model:
         for name in model.keys():  # noqa: SIM118 (it is no map)
             shape = model.get_slice(name).get_shape()
             if ".layers." not in name or len(shape) != 2:

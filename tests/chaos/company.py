@@ -1,8 +1,9 @@
 """Plays many schedules and controls at once, each in one of a few processes.
 
 A schedule mostly waits, for leases and for processes; so several share a core well. Those with the
-real model are played by a process of their own, whose workers find torch imported; those with vLLM
-by two, whose workers find vLLM loaded; and those with a batch by two.
+embedded model are played by a process of their own, whose workers find torch imported, and those
+with the hybrid model by another one; those with vLLM by two, whose workers find vLLM loaded; and
+those with a batch by two.
 """
 
 import os
@@ -19,6 +20,7 @@ from multiprocessing import get_context
 from quire.transport.local_redis import URL_VARIABLE
 from tests.chaos import forking
 from tests.chaos.controls import run_control
+from tests.chaos.hybrid import HYBRID
 from tests.chaos.real import VLLM
 from tests.chaos.schedules import draw_plan, is_real, play
 from tests.chaos.sinks.controls import SINKS_LIVE, run_sinks_control
@@ -27,18 +29,19 @@ from tests.chaos.stage import Outcome, Stuck
 
 #: The kinds of plays: a drawn schedule, a control with its law broken, the same with it intact.
 SCHEDULE, CONTROL, INTACT = "schedule", "control", "intact"
-#: What workers are forked with: a fake model, the embedded one, or that and vLLM; or beside a fake
-#: model gateways, batchers and notifiers.
+#: What workers are forked with: a fake model, the embedded one, that and vLLM, or a hybrid one; or
+#: beside a fake model gateways, batchers and notifiers.
 FAKE, REAL, SINKS = "fake", "real", "sinks"
 #: Processes that play at once. One that waits for a real model uses a core, and vLLM takes memory.
-MOST_PROCESSES = {FAKE: 64, REAL: 1, VLLM: 2, SINKS: 2}
+MOST_PROCESSES = {FAKE: 64, REAL: 1, HYBRID: 1, VLLM: 2, SINKS: 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Play:
     """One thing to play: the seed of a schedule, or the name of a control.
 
-    With the engine `vllm` workers of a schedule have vLLM, some or all, and those of a control all.
+    With the engine `vllm` workers of a schedule have vLLM, some or all, and those of a control all;
+    with `hybrid` all have the hybrid model.
     """
 
     kind: str
@@ -48,21 +51,23 @@ class Play:
     @property
     def stock(self) -> str:
         """What the processes of its workers are forked with."""
-        if self.engine == VLLM:
-            return VLLM
+        if self.engine:
+            return self.engine
         if self.has_batch:
             return SINKS
         return REAL if self.is_real else FAKE
 
     @property
     def is_real(self) -> bool:
-        """It is played with the real model."""
-        return self.engine == VLLM or (self.kind == SCHEDULE and is_real(int(self.name)))
+        """It is played with the embedded model."""
+        if self.engine:
+            return self.engine == VLLM
+        return self.kind == SCHEDULE and is_real(int(self.name))
 
     @property
     def has_batch(self) -> bool:
         """It is played with a batch over HTTP, its batchers and notifiers."""
-        if self.engine == VLLM:
+        if self.engine:
             return False
         return has_batch(int(self.name)) if self.kind == SCHEDULE else self.name in SINKS_LIVE
 
@@ -171,8 +176,8 @@ def _begin(stock: str) -> None:
     forking.end_with_parent(signal.SIGTERM)
     # A play kills its Redis, so it starts one, even where one is named.
     os.environ.pop(URL_VARIABLE, None)
-    if stock == REAL:
-        forking.prepare_for_the_model()
+    if stock in (REAL, HYBRID):
+        forking.prepare_for_the_model(is_hybrid=stock == HYBRID)
     elif stock == VLLM:
         forking.prepare_for_vllm()
     elif stock == SINKS:

@@ -18,8 +18,9 @@ from quire.wire.constraints import Kind
 from quire.wire.protocol import GenerationRequest
 from tests.chaos.adapters import NAMES
 from tests.chaos.callers import Wanted
+from tests.chaos.hybrid import HYBRID
 from tests.chaos.judge import judge
-from tests.chaos.real import VLLM, VLLM_FLAGS, undisturbed
+from tests.chaos.real import HYBRID_FLAGS, VLLM, VLLM_FLAGS, undisturbed
 from tests.chaos.schedules import (
     FAKE_FLAGS,
     LEASE_SECONDS,
@@ -34,13 +35,14 @@ from tests.chaos.worker import (
     OTHER_MODEL,
     OWN_COUNT,
     SILENT_LOSS,
+    STALE_STATE,
     STATEFUL_NOISE,
     doctored_source,
 )
 
 #: Long enough to stand in the middle of it, at some hundred steps a second.
 MAX_TOKENS = 300
-#: The same for the embedded model, whose steps take no time that anybody has chosen.
+#: The same for a real model, whose steps take no time that anybody has chosen.
 MODEL_TOKENS = 800
 #: How long a doctored stage may take to come to rest, once its workers are ready, before it is
 #: judged as it stands. A busy machine needs more than the lease and the output together.
@@ -71,17 +73,18 @@ def run_control(name: str, *, intact: bool = False, engine: str = "") -> Outcome
     """Plays a live control; its outcome holds only what the audit said of the broken law.
 
     With `intact` nothing is broken, and the outcome holds everything. With the engine `vllm` all
-    workers have vLLM.
+    workers have vLLM, with `hybrid` the hybrid model.
     """
-    if engine == VLLM:
-        control, wanted = VLLM_LIVE[name], _wanted_of_the_model(name)
+    if engine:
+        control, wanted = LIVE_OF[engine][name], _wanted_of_the_model(name, engine)
         cast = Cast(
-            (),
+            HYBRID_FLAGS,
             REAL_LEASE_SECONDS,
             max_attempts=20,
             step_seconds=None,
             vllm_flags=VLLM_FLAGS,
-            vllm_workers=(True,),
+            vllm_workers=(engine == VLLM,),
+            is_hybrid=engine == HYBRID,
         )
     else:
         control, wanted = LIVE[name], _wanted(LIVE[name])
@@ -93,7 +96,7 @@ def run_control(name: str, *, intact: bool = False, engine: str = "") -> Outcome
                 stage.finish()
             else:
                 stage.wait_for_workers()
-                stage.finish(seconds=CONTROL_SECONDS if engine != VLLM else PATIENCE_SECONDS)
+                stage.finish(seconds=PATIENCE_SECONDS if engine else CONTROL_SECONDS)
         except Stuck as error:
             # An end that never comes is judged as it stands: a control counts as caught only when
             # the audit names a broken law, and waiting in vain is none.
@@ -284,9 +287,9 @@ def _wanted(control: Control) -> Wanted:
 
 
 @cache
-def _wanted_of_the_model(name: str) -> Wanted:
-    """The request of a control with the embedded model, and what an undisturbed worker says."""
-    control = VLLM_LIVE[name]
+def _wanted_of_the_model(name: str, engine: str) -> Wanted:
+    """The request of a control with a real model, and what an undisturbed worker says."""
+    control = LIVE_OF[engine][name]
     body = {
         "prompt": "count: 100 to 400=",
         "max_tokens": control.max_tokens,
@@ -297,7 +300,7 @@ def _wanted_of_the_model(name: str) -> Wanted:
         "adapter": control.adapter,
     }
     request = GenerationRequest(id="control", kind="completions", body=body)
-    (wanted,) = undisturbed([request])
+    (wanted,) = undisturbed([request], engine)
     return wanted
 
 
@@ -342,3 +345,11 @@ VLLM_LIVE: dict[str, Control] = {
         _taken_over, WRONG_TOKENS, max_tokens=MODEL_TOKENS, adapter=NAMES[0]
     ),
 }
+
+#: Those that can be broken in a worker with the hybrid model alone.
+HYBRID_LIVE: dict[str, Control] = {
+    STALE_STATE: Control(_taken_over, WRONG_TOKENS),
+}
+
+#: By the engine that they are played with.
+LIVE_OF = {VLLM: VLLM_LIVE, HYBRID: HYBRID_LIVE}

@@ -20,6 +20,11 @@ PR_SET_PDEATHSIG = 1
 IMPORTS = ("tests.chaos.clients", "tests.chaos.worker", "tokenizers", "pydantic")
 #: What a worker with the real model needs besides; takes seconds, and only such plays need it.
 MODEL_IMPORTS = ("engine.model.load.load_runner", "service.worker.model.text")
+#: The wide path and the hybrid model.
+HYBRID_IMPORTS = (
+    "engine.model.wide.loader",
+    "transformers.models.qwen3_5.modeling_qwen3_5",
+)
 
 #: What gateways, batchers and notifiers need, and only their plays.
 SINK_IMPORTS = (
@@ -34,9 +39,10 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(list(IMPORTS))
 
 
-def prepare_for_the_model() -> None:
+def prepare_for_the_model(*, is_hybrid: bool) -> None:
     """Lets the server import torch, too. Too late once it runs, so called first in a process."""
-    _context.set_forkserver_preload([*IMPORTS, *MODEL_IMPORTS])
+    hybrid = HYBRID_IMPORTS if is_hybrid else ()
+    _context.set_forkserver_preload([*IMPORTS, *MODEL_IMPORTS, *hybrid])
 
 
 def prepare_for_sinks() -> None:

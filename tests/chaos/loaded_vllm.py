@@ -11,7 +11,7 @@ from pathlib import Path
 from engine.vllm.load import load_vllm
 from service.worker.model.adapters import adapters_in
 from service.worker.model.served import ServedModel, served_by_vllm, vllm_limits
-from service.worker.settings.config import Settings
+from service.worker.settings.config import EMBEDDED_MODEL, Settings
 from tests.chaos import adapters
 from tests.chaos.real import VLLM_FLAGS
 
@@ -19,7 +19,7 @@ _SETTINGS = Settings.load(list(VLLM_FLAGS))
 
 with tempfile.TemporaryDirectory() as _folder:
     # Those of every stage; vLLM keeps their weights.
-    adapters.lay_out(Path(_folder), is_real=True)
+    adapters.lay_out(Path(_folder), model=EMBEDDED_MODEL)
     _FACTS = load_vllm(
         _SETTINGS.model_source,
         vllm_limits(_SETTINGS),

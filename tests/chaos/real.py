@@ -1,4 +1,4 @@
-"""Plays with the embedded model: flags of the workers, requests, and what an undisturbed run says.
+"""Plays with a real model: flags of the workers, requests, and what an undisturbed run says.
 
 The undisturbed run is one native worker, also where workers of vLLM are to say the same.
 """
@@ -13,6 +13,7 @@ from quire.wire.protocol import GenerationRequest
 from service.worker.settings.config import EMBEDDED_MODEL
 from tests.chaos.adapters import NAMES
 from tests.chaos.callers import Wanted
+from tests.chaos.hybrid import HYBRID
 from tests.chaos.stage import QUEUE, Cast, Stage
 
 #: The name of the engine in commands.
@@ -26,6 +27,16 @@ VLLM_FLAGS = (
     *_SIZES,
     *("--engine", VLLM, "--kv-cache-memory-bytes", str(4 << 20), "--check-invariants"),
     *("--vllm", "enforce_eager=true", "--vllm", "block_size=32"),
+)
+#: A small cache, so that requests preempt, and a request that is taken over is computed in chunks.
+HYBRID_FLAGS = (
+    *REAL_FLAGS,
+    *("--num-blocks", "28", "--max-num-batched-tokens", "32", "--check-invariants"),
+)
+#: What a schedule does with the KV and the state of a preempted request.
+PREEMPTION_MODES = (
+    ("--preemption-mode", "recompute"),
+    ("--preemption-mode", "swap", "--num-host-blocks", "28"),
 )
 #: Of schedules with vLLM: every so many have no other workers.
 ALL_VLLM_EVERY = 3
@@ -41,6 +52,12 @@ def draw_vllm_workers(seed: int) -> tuple[bool, ...]:
     if seed % ALL_VLLM_EVERY == 0:
         return (True,) * NUM_DRAWN_WORKERS
     return (True, *(random_.random() < 0.5 for _ in range(NUM_DRAWN_WORKERS - 1)))
+
+
+def draw_hybrid_flags(seed: int) -> tuple[str, ...]:
+    """The flags of a schedule's workers with the hybrid model."""
+    # Apart from the other draws, so that a seed means the same faults with every model.
+    return (*HYBRID_FLAGS, *random.Random(f"preemption {seed}").choice(PREEMPTION_MODES))
 
 
 def draw_sampling(random_: random.Random) -> dict[str, Any]:
@@ -60,6 +77,7 @@ def asking_for(adapter: str | None, *, model: str, in_model: bool) -> dict[str, 
 def recorded(engine: str = "") -> tuple[Wanted, ...]:
     """Requests with what one worker, left in peace, makes of them: the oracle of the real model."""
     random_ = random.Random("recorded")
+    model = HYBRID if engine == HYBRID else EMBEDDED_MODEL.name
     requests = [
         GenerationRequest(
             id=f"recorded-{index}",
@@ -69,16 +87,14 @@ def recorded(engine: str = "") -> tuple[Wanted, ...]:
                 "max_tokens": random_.choice((30, 150, 300)),
                 "ignore_eos": True,
                 **draw_sampling(random_),
-                **asking_for(
-                    (None, *NAMES)[index % 3], model=EMBEDDED_MODEL.name, in_model=index % 2 == 1
-                ),
+                **asking_for((None, *NAMES)[index % 3], model=model, in_model=index % 2 == 1),
             },
         )
         for index in range(10)
     ]
     if engine == VLLM:
         requests += _more_requests(random_)
-    return undisturbed(requests)
+    return undisturbed(requests, engine)
 
 
 def _more_requests(random_: random.Random) -> list[GenerationRequest]:
@@ -101,10 +117,11 @@ def _more_requests(random_: random.Random) -> list[GenerationRequest]:
     ]
 
 
-def undisturbed(requests: Sequence[GenerationRequest]) -> tuple[Wanted, ...]:
+def undisturbed(requests: Sequence[GenerationRequest], engine: str) -> tuple[Wanted, ...]:
     """What one native worker, left in peace, makes of these requests."""
     empty = tuple(Wanted(request, (), "", ()) for request in requests)
-    cast = Cast(REAL_FLAGS, lease_seconds=30.0, max_attempts=1, step_seconds=None)
+    is_hybrid = engine == HYBRID
+    cast = Cast(REAL_FLAGS, 30.0, max_attempts=1, step_seconds=None, is_hybrid=is_hybrid)
     with Stage(cast, empty) as stage:
         stage.start_worker()
         stage.broker.submit_many(requests)

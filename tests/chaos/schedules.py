@@ -18,11 +18,13 @@ from quire.wire.constraints import Constraint, Kind
 from quire.wire.protocol import GenerationRequest, Priority
 from tests.chaos.adapters import NAMES
 from tests.chaos.callers import Wanted, draw_departures
+from tests.chaos.hybrid import HYBRID
 from tests.chaos.real import (
     REAL_FLAGS,
     VLLM,
     VLLM_FLAGS,
     asking_for,
+    draw_hybrid_flags,
     draw_sampling,
     draw_vllm_workers,
     recorded,
@@ -112,14 +114,18 @@ NUM_FAULTS = (4, 9)
 TRIMMED_SHARE = 0.3
 
 
-def is_real(seed: int, engine: str = "") -> bool:
-    """Whether its workers have the embedded model."""
-    return engine == VLLM or seed % REAL_EVERY == REAL_EVERY - 1
+def is_real(seed: int) -> bool:
+    """Whether its workers have the embedded model, if no engine is named."""
+    return seed % REAL_EVERY == REAL_EVERY - 1
 
 
 def draw_plan(seed: int, engine: str = "") -> Plan:
-    """The plan of a seed: always the same. With the engine `vllm`, some workers or all have it."""
-    random_, has_model = random.Random(seed), is_real(seed, engine)
+    """The plan of a seed: always the same.
+
+    With the engine `vllm`, some workers or all have it; with `hybrid`, all have the hybrid model.
+    """
+    random_, has_model = random.Random(seed), bool(engine) or is_real(seed)
+    real_flags = draw_hybrid_flags(seed) if engine == HYBRID else REAL_FLAGS
     kinds = random_.choices(
         list(FAULTS), weights=list(FAULTS.values()), k=random_.randint(*NUM_FAULTS)
     )
@@ -129,12 +135,13 @@ def draw_plan(seed: int, engine: str = "") -> Plan:
         kinds.insert(apart.randrange(len(kinds) + 1), "trim")
     # Few attempts make dead letters; many let all that can be completed be completed.
     cast = Cast(
-        flags=(REAL_FLAGS if has_model else FAKE_FLAGS) + GUESSES * (seed % 2),
+        flags=(real_flags if has_model else FAKE_FLAGS) + GUESSES * (seed % 2),
         lease_seconds=REAL_LEASE_SECONDS if has_model else LEASE_SECONDS,
         max_attempts=2 if random_.random() < 0.15 else 20,
         step_seconds=None if has_model else random_.choice((0.002, 0.004, 0.008)),
         vllm_flags=VLLM_FLAGS if engine == VLLM else (),
         vllm_workers=draw_vllm_workers(seed) if engine == VLLM else (),
+        is_hybrid=engine == HYBRID,
     )
     wanted = _draw_real(random_, seed, engine) if has_model else _draw_fake(random_, seed=seed)
     return Plan(

@@ -19,7 +19,8 @@ from quire.errors import BrokerUnavailable, UnknownRequest
 from quire.queue.broker import Broker
 from quire.transport.connection import connect
 from quire.transport.local_redis import LocalRedis
-from tests.chaos import adapters, append_only
+from service.worker.settings.config import EMBEDDED_MODEL
+from tests.chaos import adapters, append_only, hybrid
 from tests.chaos.callers import Caller, Cancellation, Wanted
 from tests.chaos.clients import ClientProcess, Event
 from tests.chaos.judge import judge, left_over
@@ -44,7 +45,8 @@ class Cast:
     """The workers of a stage: their flags, and how long a step takes; None is the real model.
 
     `vllm_workers` says of each worker, in the order of their starts and again from the beginning,
-    whether it has vLLM; such a one gets `vllm_flags`.
+    whether it has vLLM; such a one gets `vllm_flags`. With `is_hybrid` the real model is the hybrid
+    one, and not the embedded one.
     """
 
     flags: tuple[str, ...]
@@ -53,6 +55,7 @@ class Cast:
     step_seconds: float | None
     vllm_flags: tuple[str, ...] = ()
     vllm_workers: tuple[bool, ...] = ()
+    is_hybrid: bool = False
 
     def has_vllm(self, number: int) -> bool:
         """Whether the worker of this number has vLLM."""
@@ -78,7 +81,12 @@ class Stage:
         self._data = Path(self._folder.name) / "redis"
         self._data.mkdir()
         self._adapters = Path(self._folder.name) / "adapters"
-        adapters.lay_out(self._adapters, is_real=cast.step_seconds is None)
+        model = EMBEDDED_MODEL if cast.step_seconds is None else None
+        self._model_flags: tuple[str, ...] = ()
+        if cast.is_hybrid:
+            model = hybrid.save(Path(self._folder.name))
+            self._model_flags = ("--model", str(model))
+        adapters.lay_out(self._adapters, model=model)
         # Only the machine's own death takes what was written and not yet synced, and it lives. Left
         # to sync once a second, Redis would answer before it has written while the disk is slow.
         options = ("--dir", str(self._data), "--appendfsync", "no")
@@ -128,7 +136,7 @@ class Stage:
         lease = ("--lease-seconds", str(self.cast.lease_seconds))
         attempts = ("--max-attempts", str(self.cast.max_attempts))
         flags = self.cast.vllm_flags if has_vllm else self.cast.flags
-        served = ("--adapters", str(self._adapters), *flags)
+        served = ("--adapters", str(self._adapters), *self._model_flags, *flags)
         worker = ChaosWorker(
             ("--redis-url", self.wire.url, "--queue", QUEUE, *lease, *attempts, *served),
             name=name,

@@ -124,7 +124,7 @@ def test_the_scene_of_a_broken_law_is_silent_when_the_law_is_kept(reports, name)
 @pytest.mark.timeout(FIRST_TEST_SECONDS)
 def test_the_run_nobody_interrupts_is_what_transformers_generates(own_redis, abacus, tmp_path):
     tokenizer, alone = abacus
-    lay_out(tmp_path, is_real=True)
+    lay_out(tmp_path, model=EMBEDDED_MODEL)
     models = {name: merged(EMBEDDED_MODEL, tmp_path / name, SCALE)._model for name in NAMES}
     greedy = [item for item in recorded() if item.request.body["temperature"] == 0.0]
     assert len(greedy) >= 3

@@ -2,16 +2,20 @@
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pytest
 
+from engine.cache.state_tags import StateTags
 from tests.chaos import __main__ as command
 from tests.chaos.company import CONTROL, INTACT, SCHEDULE, Play, Report
+from tests.chaos.hybrid import HYBRID
 from tests.chaos.orders import ORDER_PLANTS
 from tests.chaos.plants import PLANTS
-from tests.chaos.real import VLLM, draw_vllm_workers
+from tests.chaos.real import HYBRID_FLAGS, VLLM, draw_hybrid_flags, draw_vllm_workers
 from tests.chaos.sinks.controls import SINKS_LIVE
 from tests.chaos.sinks.laws import SINK_PLANTS
 from tests.chaos.stage import Cast
+from tests.chaos.worker import STALE_STATE, _stale
 
 
 class Told:
@@ -101,6 +105,46 @@ def test_plays_with_vllm_say_so_in_the_command_that_plays_them_again():
     assert Play(SCHEDULE, "3", VLLM).stock == VLLM
     assert {Play(CONTROL, name).stock for name in SINKS_LIVE} == {"sinks"}
     assert Play(CONTROL, "no fence", VLLM).stock == VLLM
+
+
+def test_plays_with_the_hybrid_model_come_besides_and_bring_their_control(monkeypatch):
+    argv = ["tests.chaos", "--first", "8", "--schedules", "1", "--hybrid", "2"]
+    told = Told()
+    played: list[Play] = []
+    monkeypatch.setattr(told, "perform", lambda plays, *, seconds: iter(played.extend(plays) or ()))
+    monkeypatch.setattr("sys.argv", argv)
+    monkeypatch.setattr(command.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(command, "Company", told)
+    command.main()
+    hybrid = [play for play in played if play.engine == HYBRID]
+    assert {play.stock for play in hybrid} == {HYBRID}
+    assert [(play.kind, play.name) for play in hybrid] == [
+        (CONTROL, STALE_STATE),
+        (INTACT, STALE_STATE),
+        (SCHEDULE, "9"),
+        (SCHEDULE, "10"),
+    ]
+    assert hybrid[-1].replay == "python -m tests.chaos --seed 10 --engine hybrid"
+    # The seed of a schedule with the embedded model, and yet it is not counted as one.
+    assert not hybrid[2].is_real
+
+
+def test_schedules_with_the_hybrid_model_preempt_by_both_modes():
+    modes = {draw_hybrid_flags(seed)[len(HYBRID_FLAGS) + 1] for seed in range(9)}
+    assert modes == {"swap", "recompute"}
+    assert draw_hybrid_flags(7) == draw_hybrid_flags(7)
+
+
+def test_a_state_is_stale_from_the_second_chunk_on_and_in_no_decode():
+    tags = StateTags(1)
+    turn = _stale(StateTags.turn)
+    slots, spans = np.array([0]), [(0, 4), (4, 5), (5, 9), (9, 10)]
+    stale = []
+    for start, end in spans:
+        turned = turn(tags, slots, np.array([start]), np.array([end]))
+        stale.append(bool(turned.reads[0] == turned.writes[0]))
+        tags.commit(turned)
+    assert stale == [False, False, True, False]
 
 
 def test_a_fleet_begins_with_vllm_and_every_third_has_nothing_else():

@@ -17,19 +17,21 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 import service.__main__
 import service.worker.incoming.reception
 from engine.batch import BatchRow
+from engine.cache.state_tags import IntArray, StateTags, Turn
 from engine.fake_runner import FakeRunner
 from engine.request import Request
 from engine.vllm.row import Row
 from quire.queue import scripts
 from quire.wire.constraints import Constraint
 from quire.wire.protocol import GenerationRequest
-from service.worker.model.served import ServedModel
+from service.worker.model.served import ServedModel, load_model
 from service.worker.outgoing.delivery import Delivery
 from service.worker.outgoing.publisher import Publisher
 from service.worker.process import worker as worker_module
@@ -83,6 +85,8 @@ FORGOTTEN_CONSTRAINT = "constraint forgotten"
 FORGOTTEN_ADAPTER = "adapter forgotten"
 #: A control of vLLM: it counts the output from where it took a request over, as vLLM itself does.
 OWN_COUNT = "output counted from the takeover"
+#: A control whose process reads the buffer of a recurrent state that its tags do not name.
+STALE_STATE = "state of a shorter prefix"
 #: What these leave out of the engine's request.
 FORGOTTEN = {FORGOTTEN_CONSTRAINT: "constraint", FORGOTTEN_ADAPTER: "adapter"}
 #: What the vocabulary of another model has to do without.
@@ -256,6 +260,8 @@ def _doctor(control: str) -> None:
         service.worker.incoming.reception.engine_request = _without(FORGOTTEN[control], make)
     elif control == OWN_COUNT:
         Row.output_index = property(lambda row: len(row._live))  # type: ignore[assignment, method-assign]
+    elif control == STALE_STATE:
+        worker_module.Worker = _with_model(_load_and_doctor)  # type: ignore[assignment, misc]
     elif control == STATEFUL_NOISE:
         FakeRunner._sample = _with_memory(FakeRunner._sample)  # type: ignore[method-assign]
     else:
@@ -286,6 +292,31 @@ def _without(field: str, make: Callable[..., _Converted]) -> Callable[..., _Conv
         return dataclasses.replace(made, **{field: None}), wanted
 
     return make_and_forget
+
+
+_Choose = Callable[[StateTags, IntArray, IntArray, IntArray], Turn]
+
+
+def _load_and_doctor(settings: Settings) -> ServedModel:
+    """A model whose states become stale only now: the probe of the load would refuse it."""
+    served = load_model(settings)
+    StateTags.turn = _stale(StateTags.turn)  # type: ignore[method-assign]
+    return served
+
+
+def _stale(turn: _Choose) -> _Choose:
+    """Begins the later chunks of a request with the state before the chunk before.
+
+    Left in peace, it says what the sound one says if its prompts are of one chunk; one that
+    computes in chunks what another has begun does not.
+    """
+
+    def stale_turn(tags: StateTags, slots: IntArray, starts: IntArray, ends: IntArray) -> Turn:
+        sound = turn(tags, slots, starts, ends)
+        is_later_chunk = (starts > 0) & (ends - starts > 1)
+        return sound._replace(reads=np.where(is_later_chunk, sound.writes, sound.reads))
+
+    return stale_turn
 
 
 def _with_memory(

@@ -102,7 +102,7 @@ class ClusterStage:
         self._patience = patience
         self._folder = tempfile.TemporaryDirectory(prefix="chaos-cluster-")
         self._adapters = Path(self._folder.name) / "adapters"
-        adapters.lay_out(self._adapters, is_real=False)
+        adapters.lay_out(self._adapters, model=None)
         self.cluster = Cluster(program, masters=3, replicas=1, options=OPTIONS)
         self.callers = [Caller(item) for item in wanted]
         self._caller_of = {caller.request_id: caller for caller in self.callers}

@@ -29,7 +29,7 @@ PROMPT = tuple(b"12+34=")
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("served") / "adapters"
-    lay_out(folder, is_real=True)
+    lay_out(folder, model=EMBEDDED_MODEL)
     return folder
 
 

@@ -38,7 +38,7 @@ PATTERNED = {"r": 8, "rank_pattern": {"q_proj": 16, "down_proj": 3}, "use_rslora
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("adapters")
-    lay_out(folder, is_real=True)
+    lay_out(folder, model=EMBEDDED_MODEL)
     save_adapter(EMBEDDED_MODEL, folder / "patterned", **PATTERNED)
     return folder
 

@@ -46,7 +46,7 @@ ASKED: tuple[tuple[str, dict[str, Any]], ...] = (
 @pytest.fixture(scope="module")
 def adapters(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("adapters")
-    lay_out(folder, is_real=True)
+    lay_out(folder, model=EMBEDDED_MODEL)
     return folder
 
 
