@@ -270,8 +270,9 @@ FIELDS = (
     Field(
         "rate",
         Form.NUMBER,
-        "microseconds that its tokens took of its tenant's tokens per minute; absent without such "
-        "a limit. At the end, a part of `fair` and `rate` is given back",
+        "microseconds that its tokens, without those for the bytes of pictures, took of its "
+        "tenant's tokens per minute; absent without such a limit. At the end, a part of `fair` "
+        "and `rate` is given back",
         by="submit",
         requeue=Requeue.DELETED,
         ends=True,

@@ -6,7 +6,7 @@ later, so that the same number is added to the count and subtracted again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from quire.wire.pooling import is_pooled
@@ -18,6 +18,9 @@ BYTES_PER_TOKEN = 4
 #: Tokens for which a picture counts. Models make some hundreds to some thousands of one, and only a
 #: worker knows how many.
 TOKENS_PER_PICTURE = 512
+
+#: Bytes of a picture that count as one token at the rate of a tenant, see `rate_tokens_of`.
+PICTURE_BYTES_PER_TOKEN = 1024
 
 #: The largest estimate for one request: so that the counts stay exact in Lua's numbers.
 MAX_TOKENS_PER_REQUEST = 1 << 31
@@ -39,6 +42,15 @@ def estimated_tokens(request: GenerationRequest) -> int:
         prompts = [body.get("input"), body.get("pair"), body.get("choice")]
     num_tokens = sum(map(_tokens_of, prompts)) + most_tokens_of_answer(request)
     return min(num_tokens, MAX_TOKENS_PER_REQUEST)
+
+
+def rate_tokens_of(pictures: Iterable[bytes]) -> int:
+    """Tokens for which bytes of pictures count at a tenant's rate, beside TOKENS_PER_PICTURE.
+
+    They stay in Redis after the end of their request, so no end gives these tokens back: the rate
+    bounds how many bytes a tenant leaves there.
+    """
+    return sum(-(-len(data) // PICTURE_BYTES_PER_TOKEN) for data in pictures)
 
 
 def most_tokens_of_answer(request: GenerationRequest) -> int:

@@ -5,7 +5,8 @@
 -- ARGV  id, priority, tenant, deadline or 0, metadata or '', body, id of the holder or '',
 --       not before or 0, tokens, what it asks or '', most tokens of the answer or '', session or '',
 --       target latency in ms or 0, what is kept with the results or '', and if the message names no
---       length of its answer, the most that its producer allows or 0, else '', number of pictures
+--       length of its answer, the most that its producer allows or 0, else '', number of pictures,
+--       tokens for their bytes at the rate of the tenant
 -- Returns {outcome, id, state}: created | known | full with the limit in place of the state, `lacks`
 -- with the numbers of the pictures that are not stored, from 1, or
 -- `held` with the id stored under the idempotency key: the caller then calls again and declares the
@@ -27,6 +28,7 @@ answer_limit = answer_limit and math.max(0, answer_limit)
 local KEY_RESERVE_MS = 7 * 86400000
 
 local num_pictures = tonumber(ARGV[FIRST + 15] or '0')
+local picture_tokens = tonumber(ARGV[FIRST + 16] or '0')
 
 local keys = take_keys(id)
 local pictures = { unpack(KEYS, #KEYS - num_pictures + 1) }
@@ -92,7 +94,7 @@ local function limit_reached()
   end
   local per_minute, wait = most(limits[6] and 6 or 5), 0
   if per_minute > 0 then
-    cost, wait = rate_of(tenant, tokens, per_minute, now_us)
+    cost, wait = rate_of(tenant, tokens + picture_tokens, per_minute, now_us)
   end
   if wait > 0 then
     return 'rate', wait
@@ -161,7 +163,9 @@ if answer_limit then
 end
 if cost then
   take_rate(tenant, cost, now_us)
-  redis.call('HSET', keys.record, 'rate', int(cost))
+  -- What an end may give back: not the part for the bytes of pictures, which stay.
+  local part = tokens / math.max(1, tokens + picture_tokens)
+  redis.call('HSET', keys.record, 'rate', int(math.floor(cost * part)))
 end
 if metadata ~= '' then
   redis.call('HSET', keys.record, 'metadata', metadata)

@@ -15,7 +15,12 @@ from quire.wire.codec import pack
 from quire.wire.message import Message
 from quire.wire.output import State
 from quire.wire.pictures import digests_of
-from quire.wire.sizes import estimated_tokens, is_open_ended, most_tokens_of_answer
+from quire.wire.sizes import (
+    estimated_tokens,
+    is_open_ended,
+    most_tokens_of_answer,
+    rate_tokens_of,
+)
 
 #: How often one request is submitted again within a submit, because the holder of its idempotency
 #: key has changed, or because its pictures were not stored.
@@ -96,6 +101,7 @@ def submit_call(keys: Keys, message: Message, *, holder: str | None = None) -> S
             message.kept,
             (request.answer_limit or 0) if is_open_ended(request) else "",
             len(pictures),
+            rate_tokens_of(message.pictures.values()),
         ),
     )
 

@@ -13,7 +13,12 @@ from quire.queue.submit.routing import shard_of
 from quire.wire.message import Message
 from quire.wire.output import State
 from quire.wire.pictures import MAX_PICTURES, part_of
-from quire.wire.sizes import TOKENS_PER_PICTURE, estimated_tokens
+from quire.wire.sizes import (
+    PICTURE_BYTES_PER_TOKEN,
+    TOKENS_PER_PICTURE,
+    estimated_tokens,
+    rate_tokens_of,
+)
 from tests.quire.builders import make_request
 from tests.quire.clusters import Cluster
 from tests.quire.loop_face import async_twin
@@ -140,8 +145,22 @@ def test_pictures_are_part_of_what_a_request_asks(client):
     assert len(digests) == 2
 
 
-def test_a_picture_counts_as_tokens():
-    assert estimated_tokens(naming(sha256(RED), sha256(BLUE))) >= 2 * TOKENS_PER_PICTURE
+def test_a_picture_counts_as_tokens_and_by_its_bytes():
+    request = naming(sha256(RED), sha256(BLUE))
+    assert estimated_tokens(request) >= 2 * TOKENS_PER_PICTURE
+    sizes = [1, PICTURE_BYTES_PER_TOKEN, PICTURE_BYTES_PER_TOKEN + 1]
+    assert [rate_tokens_of([bytes(size)]) for size in sizes] == [1, 1, 2]
+    assert rate_tokens_of(map(bytes, sizes)) == 4
+
+
+def test_the_rate_of_a_tenant_bounds_the_bytes_of_pictures_that_it_leaves(client, broker, life):
+    broker.set_limits(QueueLimits(rate=4000))
+    large = [color + bytes(3_000_000) for color in (RED, BLUE)]
+    first = client.submit(**chat(large[0]), sampling={"max_tokens": 1})
+    first.cancel()
+    with pytest.raises(QueueFull) as refused:
+        client.submit(**chat(large[1]), sampling={"max_tokens": 1})
+    assert (refused.value.limit, life(large[1])) == ("rate", -2)
 
 
 def test_an_event_loop_stores_them_too(connection, broker, life):
