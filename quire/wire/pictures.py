@@ -75,12 +75,7 @@ class PictureSet:
             raise InvalidRequest(field, message)
         self._num_bytes += len(data)
         self._num_pixels += num_pixels
-        if self._num_bytes > MAX_REQUEST_BYTES:
-            message = f"is too much: the pictures of a request may take {MAX_REQUEST_BYTES} bytes"
-            raise InvalidRequest(field, message)
-        if self._num_pixels > MAX_REQUEST_PIXELS:
-            message = f"is too much: the pictures of a request may have {MAX_REQUEST_PIXELS} pixels"
-            raise InvalidRequest(field, message)
+        must_not_be_much(self._num_bytes, self._num_pixels, field)
         digest = hashlib.sha256(data).hexdigest()
         self.by_digest.setdefault(digest, data)
         return part_of(digest)
@@ -150,6 +145,16 @@ def must_not_be_many(number: int, field: str) -> None:
     """InvalidRequest(field) if this picture is one too many."""
     if number > MAX_PICTURES:
         raise InvalidRequest(field, f"is one too many: a request may have {MAX_PICTURES} pictures")
+
+
+def must_not_be_much(num_bytes: int, num_pixels: int, field: str) -> None:
+    """InvalidRequest(field) if the pictures of a request up to this one are too much together."""
+    if num_bytes > MAX_REQUEST_BYTES:
+        message = f"is too much: the pictures of a request may take {MAX_REQUEST_BYTES} bytes"
+        raise InvalidRequest(field, message)
+    if num_pixels > MAX_REQUEST_PIXELS:
+        message = f"is too much: the pictures of a request may have {MAX_REQUEST_PIXELS} pixels"
+        raise InvalidRequest(field, message)
 
 
 def places_of(messages: object) -> Iterator[Place]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import structlog
 
 from quire.errors import InvalidRequest
-from quire.wire.pictures import MAX_PIXELS
+from quire.wire.pictures import MAX_PIXELS, must_not_be_much
 from service.worker.bounded.process import (
     START_SECONDS,
     WALL_FACTOR,
@@ -86,13 +86,19 @@ class PictureDecoder:
         """The pixels of the first frame of each file, upright, on white where it is transparent.
 
         `files` are pairs of a field and the bytes; together they get `factor` times the CPU time.
-        InvalidRequest names the field of a file that cannot be decoded within the bounds.
+        InvalidRequest names the field of a file that cannot be decoded within the bounds, those of
+        a request included: not every request has come through a door of this version.
         ProcessFailed if nothing is known of it.
         """
         made: list[Decoded] = []
         left = self._cpu_seconds * factor
+        num_bytes = num_pixels = 0
         for field, data in files:
+            num_bytes += len(data)
+            must_not_be_much(num_bytes, num_pixels, field)
             found, used = self._decode(field, data, cpu_seconds=max(left, LEAST_SECONDS))
+            num_pixels += found.width * found.height
+            must_not_be_much(num_bytes, num_pixels, field)
             made.append(found)
             left -= used
         return made

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from quire.errors import InvalidRequest
+from quire.wire import pictures
 from service.worker.bounded.process import ProcessFailed
 from service.worker.incoming import picture_decoder
 from service.worker.incoming.picture_decoder import Decoded, PictureDecoder
@@ -176,7 +177,9 @@ def test_an_answer_that_is_not_ours_says_nothing_about_the_picture(make, monkeyp
         one(decoder, png())
 
 
-def test_the_pictures_of_a_request_share_its_time(make):
+def test_the_pictures_of_a_request_share_its_time(make, monkeypatch):
+    monkeypatch.setattr(pictures, "MAX_REQUEST_BYTES", 1 << 40)
+    monkeypatch.setattr(pictures, "MAX_REQUEST_PIXELS", 1 << 40)
     slow = file_of(Image.effect_noise((2000, 2000), 50).convert("RGB"), "PNG")
     files = [(f"{FIELD}.{number}", slow) for number in range(50)]
     decoder = make(cpu_seconds=1.0)
@@ -184,3 +187,18 @@ def test_the_pictures_of_a_request_share_its_time(make):
     with pytest.raises(InvalidRequest, match="seconds to decode") as refused:
         decoder.decode_all(files)
     assert refused.value.field != f"{FIELD}.0"
+
+
+@pytest.mark.parametrize(
+    ("limit", "most"), [("MAX_REQUEST_BYTES", 2 * len(png())), ("MAX_REQUEST_PIXELS", 12)]
+)
+def test_pictures_that_are_too_much_together_are_refused_whoever_sent_them(
+    make, monkeypatch, limit, most
+):
+    files = [(f"{FIELD}.{number}", png()) for number in range(3)]
+    decoder = make()
+    assert len(decoder.decode_all(files)) == 3
+    monkeypatch.setattr(pictures, limit, most)
+    with pytest.raises(InvalidRequest, match="is too much") as refused:
+        decoder.decode_all(files)
+    assert refused.value.field == f"{FIELD}.2"
