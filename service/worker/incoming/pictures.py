@@ -5,7 +5,7 @@ from functools import partial
 
 from quire.errors import InvalidRequest
 from quire.queue.roles import WorkerSide
-from quire.wire.pictures import places_of
+from quire.wire.pictures import Place, places_of
 from quire.wire.protocol import GenerationRequest
 from service.worker.incoming.picture_decoder import Decoded, PictureDecoder
 from service.worker.model.pictures import DecodedPicture
@@ -63,7 +63,7 @@ class PictureReading:
         files = [(field, stored[digest]) for digest, field in fields.items()]
         factor = TAKEOVER_FACTOR if is_resumed else 1.0
         made = dict(zip(fields, self._decoder.decode_all(files, factor=factor), strict=True))
-        return [_decoded(digest, made[digest]) for digest in digests]
+        return [_decoded(place, made[place.digest]) for place in places]
 
     def interrupt(self) -> None:
         """Decode nothing more; thread-safe. A waiting `pictures_of` raises ProcessFailed."""
@@ -79,7 +79,11 @@ class PictureReading:
         self._decoder.close()
 
 
-def _decoded(digest: str, found: Decoded) -> DecodedPicture:
+def _decoded(place: Place, found: Decoded) -> DecodedPicture:
     return DecodedPicture.of(
-        bytes.fromhex(digest), width=found.width, height=found.height, rgb=found.rgb
+        bytes.fromhex(place.digest),
+        width=found.width,
+        height=found.height,
+        rgb=found.rgb,
+        field=place.field,
     )

@@ -28,6 +28,10 @@ MAX_HELD_BYTES = 1 << 30
 #: Qwen2-VL. One step encodes a whole picture, so more could stall a small machine for minutes.
 CPU_PICTURE_PIXELS = 1024 * 14 * 14
 
+#: The most that one side of a picture may be longer than the other, as Qwen's processors have it.
+#: Those that bring the shorter side to a size would make gigabytes of a long line.
+MAX_ASPECT_RATIO = 200
+
 #: What an image processor returns for the text of a prompt only.
 _FOR_TEXT = frozenset({"rows", "cols"})
 
@@ -39,15 +43,19 @@ class DecodedPicture:
     Args:
         digest: SHA-256 of the bytes as they were sent.
         rgb: [height, width, 3], in uint8.
+        field: the request's field, for a refusal.
     """
 
     digest: bytes
     rgb: NDArray[np.uint8]
+    field: str
 
     @classmethod
-    def of(cls, digest: bytes, *, width: int, height: int, rgb: bytes) -> "DecodedPicture":
+    def of(
+        cls, digest: bytes, *, width: int, height: int, rgb: bytes, field: str
+    ) -> "DecodedPicture":
         """One whose pixels are bytes, row after row."""
-        return cls(digest, np.frombuffer(rgb, dtype=np.uint8).reshape(height, width, 3))
+        return cls(digest, np.frombuffer(rgb, dtype=np.uint8).reshape(height, width, 3), field)
 
 
 class Expanded(NamedTuple):
@@ -130,7 +138,8 @@ class PictureProcessor:
         The time is linear in the pixels, and pixels are made only of pictures that fit.
 
         Raises:
-            InvalidRequest: the prompt has another number of pictures, or more than `most` tokens.
+            InvalidRequest: the prompt has another number of pictures, or more than `most` tokens;
+                or the model's processor takes no picture of such sides.
         """
         found = list(token_ids)
         places = [index for index, one in enumerate(found) if one == self._placeholder]
@@ -158,6 +167,7 @@ class PictureProcessor:
         self, picture: DecodedPicture, *, num_pictures: int
     ) -> tuple[Mapping[str, Any], list[int]]:
         """The pixels of one picture of a prompt that has `num_pictures`, and its tokens."""
+        _must_have_fit_sides(picture)
         # Some types divide a picture into patches only if it is alone in its prompt: they see two.
         has_patches = _has_patches(self._image_processor)
         is_beside = num_pictures > 1 and has_patches
@@ -166,14 +176,18 @@ class PictureProcessor:
             # The smaller the picture, the fewer patches are made of it.
             rgb = _scaled(rgb, self._image_processor.image_grid_pinpoints, self._max_pixels)
         options = {"return_row_col_info": True} if _has_tiles(self._image_processor) else {}
-        inputs: dict[str, Any] = dict(
-            self._image_processor(
-                images=[[rgb] * (1 + is_beside)],
-                return_tensors="np",
-                input_data_format="channels_last",
-                **options,
+        try:
+            inputs: dict[str, Any] = dict(
+                self._image_processor(
+                    images=[[rgb] * (1 + is_beside)],
+                    return_tensors="np",
+                    input_data_format="channels_last",
+                    **options,
+                )
             )
-        )
+        except ValueError as error:
+            message = f"cannot be prepared for the model: {error}"[:300]
+            raise InvalidRequest(picture.field, message) from error
         if is_beside:
             inputs = {name: values[:1] for name, values in inputs.items()}
             inputs["batch_num_images"] = np.array([num_pictures])
@@ -197,6 +211,13 @@ class _Pixels(dict[str, Any]):
     """Arrays by name; unlike a plain dict, one may wait for its end."""
 
     __slots__ = ("__weakref__",)
+
+
+def _must_have_fit_sides(picture: DecodedPicture) -> None:
+    shorter, longer = sorted(picture.rgb.shape[:2])
+    if longer > MAX_ASPECT_RATIO * shorter:
+        message = f"has a side that is more than {MAX_ASPECT_RATIO} times as long as the other one"
+        raise InvalidRequest(picture.field, message)
 
 
 def _scaled(

@@ -42,6 +42,7 @@ def decoded(*sizes) -> list[DecodedPicture]:
             width=width,
             height=height,
             rgb=np.random.default_rng(index).bytes(3 * width * height),
+            field=f"body.messages.1.content.{index}",
         )
         for index, (height, width) in enumerate(sizes)
     ]
@@ -127,6 +128,31 @@ def test_each_picture_has_its_place_and_its_digest(name, folder_of):
         assert own.count(placeholder) >= len(own) // 2
         del outside[one.start : one.end]
     assert placeholder not in outside
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("sides", [(201, 1), (2, 401)])
+def test_a_line_is_refused_by_the_field_of_its_picture(sides, name, folder_of):
+    folder = folder_of(name)
+    processor = PictureProcessor.load(str(folder), tokenizer())
+    prompt = prompt_of(folder, chat_of(PICTURE, PICTURE))
+    assert processor.expand(prompt, decoded((200, 1), (2, 400)), most=2048).pictures
+    with pytest.raises(InvalidRequest, match="more than 200 times as long") as refusal:
+        processor.expand(prompt, decoded(SIZES[1], sides), most=2048)
+    assert refusal.value.field == "body.messages.1.content.1"
+
+
+def test_what_the_models_own_processor_refuses_is_refused_by_its_field(folder_of):
+    folder = folder_of("llava")
+    processor = PictureProcessor.load(str(folder), tokenizer())
+
+    def refuse(**_):
+        raise ValueError("no such picture")
+
+    processor._image_processor = refuse
+    with pytest.raises(InvalidRequest, match="for the model: no such picture") as refusal:
+        processor.expand(prompt_of(folder, chat_of(PICTURE)), decoded(SIZES[0]), most=2048)
+    assert refusal.value.field == "body.messages.1.content.0"
 
 
 def test_the_name_of_a_placeholder_in_a_text_is_text(folder_of):
