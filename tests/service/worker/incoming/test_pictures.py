@@ -12,12 +12,10 @@ from PIL import Image
 from engine.model.wide.picture_reader import READERS
 from quire.client.client import Client
 from quire.errors import RequestFailed
-from service.worker.model.pictures import DecodedPicture, PictureProcessor
 from service.worker.model.served import load_model
-from service.worker.model.text import ModelTokenizer
 from tests.quire.picture_files import END, png_header, sha256
 from tests.service.builders import CHECKOUT, Queue, WorkerThread
-from tests.service.picture_models import MODELS, tokenizer
+from tests.service.picture_models import MODELS, library_processor
 
 NUM_TOKENS = 12
 PIXELS = np.random.default_rng(7).integers(0, 255, (40, 70, 3), dtype=np.uint8)
@@ -54,25 +52,23 @@ def serving(queue: Queue, folder) -> WorkerThread:
 
 
 def expected_ids(folder) -> list[int]:
-    """What transformers generates for the prompt with the good picture."""
-    message = {"role": "user", "content": [
-        {"type": "text", "text": "What? "}, {"type": "image", "sha256": sha256(GOOD)},
-    ]}  # fmt: skip
-    written = ModelTokenizer.load(str(folder)).encode_chat([message], created_ms=0).token_ids
-    picture = DecodedPicture(b"", PIXELS)
-    processor = PictureProcessor.load(str(folder), tokenizer())
-    token_ids, (made,) = processor.expand(written, [picture], most=2048)
-    model = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
-    pixels = {name: torch.from_numpy(np.asarray(value)) for name, value in made.pixels.items()}
-    whole = model.generate(
-        torch.tensor([token_ids]),
-        attention_mask=torch.ones(1, len(token_ids), dtype=torch.long),
-        do_sample=False,
-        max_new_tokens=NUM_TOKENS,
-        min_new_tokens=NUM_TOKENS,
-        **pixels,
+    """What transformers generates for the prompt with the good picture, by its own processor."""
+    parts = [{"type": "text", "text": "What? "}, {"type": "image"}]
+    prompt = (
+        MODELS["smolvlm"]
+        .wrapped()
+        .apply_chat_template(
+            [{"role": "user", "content": parts}], tokenize=False, add_generation_prompt=True
+        )
     )
-    return whole[0, len(token_ids) :].tolist()
+    inputs = library_processor("smolvlm", folder)(
+        text=[prompt], images=[[PIXELS]], return_tensors="pt", input_data_format="channels_last"
+    )
+    model = transformers.AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+    whole = model.generate(
+        **inputs, do_sample=False, max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS
+    )
+    return whole[0, inputs["input_ids"].shape[1] :].tolist()
 
 
 def test_the_page_names_only_types_whose_pictures_are_read():
