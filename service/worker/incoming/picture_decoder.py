@@ -57,6 +57,17 @@ class _Head:
     def num_bytes(self) -> int:
         return 3 * self.width * self.height
 
+    @property
+    def is_possible(self) -> bool:
+        """Whether it is a refusal without pixels, or a picture with some, within the limit."""
+        sides = (self.width, self.height)
+        if not all(isinstance(side, int) for side in sides) or not isinstance(self.refusal, str):
+            return False
+        if not isinstance(self.cpu_seconds, int | float) or not self.cpu_seconds >= 0:
+            return False
+        has_pixels = min(sides) > 0 and self.num_bytes <= 3 * MAX_PIXELS
+        return sides == (0, 0) if self.refusal else has_pixels
+
 
 class PictureDecoder:
     """Decodes pictures, one after the other.
@@ -96,15 +107,22 @@ class PictureDecoder:
         for field, data in files:
             num_bytes += len(data)
             must_not_be_much(num_bytes, num_pixels, field)
-            found, used = self._decode(field, data, cpu_seconds=max(left, LEAST_SECONDS))
+            found, used = self._decode(
+                field, data, cpu_seconds=max(left, LEAST_SECONDS), is_rest=bool(made)
+            )
             num_pixels += found.width * found.height
             must_not_be_much(num_bytes, num_pixels, field)
             made.append(found)
             left -= used
         return made
 
-    def _decode(self, field: str, data: bytes, *, cpu_seconds: float) -> tuple[Decoded, float]:
-        """One picture, and the CPU time that it took."""
+    def _decode(
+        self, field: str, data: bytes, *, cpu_seconds: float, is_rest: bool
+    ) -> tuple[Decoded, float]:
+        """One picture, and the CPU time that it took.
+
+        `is_rest` says that `cpu_seconds` are what other pictures have left.
+        """
         job = {
             "num_bytes": len(data),
             "max_pixels": MAX_PIXELS,
@@ -120,18 +138,23 @@ class PictureDecoder:
                 failure = str(error)
                 continue
             wall_seconds = cpu_seconds * WALL_FACTOR + START_SECONDS * is_new
-            answer = self._process.ask(question, is_whole=_is_whole, seconds=wall_seconds)
-            if answer is not None:
-                return self._read(answer, field)
+            try:
+                answer = self._process.ask(question, is_whole=_is_whole, seconds=wall_seconds)
+                if answer is not None:
+                    return self._read(answer, field)
+            except ProcessFailed:
+                # Nobody knows what has become of it, or what else it will answer.
+                self._process.end()
+                raise
             code = self._process.end()
             if self._process.is_closed:
                 break
             _log.warning("picture ended its process", field=field, exit_code=code)
             refusal = why_ended(
                 code,
-                cpu_seconds=self._cpu_seconds,
+                cpu_seconds=round(cpu_seconds, 2),
                 memory_bytes=self._memory_bytes,
-                doing="decode",
+                doing="decode after those before it" if is_rest else "decode",
             )
             if refusal:
                 raise InvalidRequest(field, refusal)
@@ -157,6 +180,8 @@ class PictureDecoder:
 
     def _read(self, answer: bytearray, field: str) -> tuple[Decoded, float]:
         told, begin = _head_of(answer)
+        if len(answer) != begin + told.num_bytes:
+            raise ProcessFailed("answers more bytes than pixels")
         if told.must_restart:
             self._process.end()
         if told.refusal:
@@ -180,6 +205,6 @@ def _head_of(answer: bytearray) -> tuple[_Head, int]:
         told = _Head(**json.loads(answer[:end]))
     except (TypeError, ValueError) as error:
         raise ProcessFailed(f"answers something else: {error}") from error
-    if told.width * told.height > MAX_PIXELS:
-        raise ProcessFailed("answers more pixels than were asked for")
+    if not told.is_possible:
+        raise ProcessFailed("answers something that was not asked for")
     return told, end

@@ -1,5 +1,6 @@
 """The process that decodes pictures: right pixels, named refusals, and a death of its own."""
 
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -155,26 +156,35 @@ def test_a_process_that_others_kill_says_nothing_about_the_picture(make):
         one(decoder, png())
 
 
-HUGE = (
-    b'{"refusal": "", "width": 99999, "height": 99999, "cpu_seconds": 0, "must_restart": false}\n'
-)
+def answer_of(width: Any, height: Any, pixels: bytes = b"", **others: Any) -> bytes:
+    told = {"refusal": "", "width": width, "height": height, "cpu_seconds": 0.0}
+    return json.dumps(told | {"must_restart": False} | others).encode() + b"\n" + pixels
 
 
 @pytest.mark.parametrize(
     "answer",
-    [b"[]\n", b"x" * 5000, b"{}\n", HUGE],
+    [
+        *(b"[]\n", b"x" * 5000, b"{}\n", answer_of(99999, 99999), answer_of(0, 0)),
+        *(answer_of(-1, -1, b"abc"), answer_of(1.0, 1, b"abc"), answer_of(1, 1, b"abcd")),
+        *(answer_of(1, 1, b"abc", refusal="no"), answer_of(1, 1, b"abc", refusal=None)),
+        answer_of(1, 1, b"abc", cpu_seconds=-1),
+    ],
 )
-def test_an_answer_that_is_not_ours_says_nothing_about_the_picture(make, monkeypatch, answer):
+def test_an_answer_that_is_not_ours_says_nothing_about_the_picture_and_ends_its_process(
+    make, monkeypatch, answer
+):
     decoder = make()
-    monkeypatch.setattr(
-        decoder._process,
-        "ask",
-        lambda question, *, is_whole, seconds: (
-            bytearray(answer) if is_whole(bytearray(answer)) else None
-        ),
-    )
-    with pytest.raises(ProcessFailed):
-        one(decoder, png())
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            decoder._process,
+            "ask",
+            lambda question, *, is_whole, seconds: (
+                bytearray(answer) if is_whole(bytearray(answer)) else None
+            ),
+        )
+        with pytest.raises(ProcessFailed, match="answers"):
+            one(decoder, png())
+    assert decoder.process_id is None
 
 
 def test_the_pictures_of_a_request_share_its_time(make, monkeypatch):
@@ -184,9 +194,10 @@ def test_the_pictures_of_a_request_share_its_time(make, monkeypatch):
     files = [(f"{FIELD}.{number}", slow) for number in range(50)]
     decoder = make(cpu_seconds=1.0)
     assert len(decoder.decode_all(files[:1])) == 1
-    with pytest.raises(InvalidRequest, match="seconds to decode") as refused:
+    with pytest.raises(InvalidRequest, match="seconds to decode after those before") as refused:
         decoder.decode_all(files)
     assert refused.value.field != f"{FIELD}.0"
+    assert "than 1 seconds" not in refused.value.message
 
 
 @pytest.mark.parametrize(
