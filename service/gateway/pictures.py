@@ -113,7 +113,7 @@ class PictureFetcher:
         for _ in range(MAX_REDIRECTS + 1):
             async with self._pool.stream("GET", url, headers=headers) as response:
                 if response.status in _REDIRECTS:
-                    url = urljoin(url, _location_of(response.headers))
+                    url = _joined(url, _location_of(response.headers), address.field)
                     self._check(url, address.field)
                     continue
                 if response.status != 200:
@@ -167,6 +167,14 @@ def _replaced(value: Any, path: _Path, data: bytes) -> Any:
     copied: Any = list(value) if isinstance(value, list) else dict(value)
     copied[path[0]] = _replaced(value[path[0]], path[1:], data)
     return copied
+
+
+def _joined(url: str, location: str, field: str) -> str:
+    """Where a redirect leads. InvalidRequest(field)."""
+    try:
+        return urljoin(url, location)
+    except ValueError:
+        raise InvalidRequest(field, "is redirected to what is no address") from None
 
 
 def _location_of(headers: Sequence[tuple[bytes, bytes]]) -> str:

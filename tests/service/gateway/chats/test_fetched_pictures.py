@@ -126,7 +126,13 @@ def test_a_redirect_is_followed_within_the_allowed_origins(site):
     site.moved["/0"] = "/1"
     assert "redirected more than 3 times" in refused(site, f"{site.origin}/0").message
     port = site.origin.rpartition(":")[2]
-    for target in (f"http://localhost:{port}/red.png", "file:///etc/passwd", "//evil.example/", ""):
+    for target in (
+        f"http://localhost:{port}/red.png",
+        "file:///etc/passwd",
+        "//evil.example/",
+        "",
+        "//[",
+    ):
         site.moved["/away"] = target
         asked = len(site.asked)
         assert refused(site, f"{site.origin}/away").field == URL
