@@ -6,8 +6,9 @@ is the one that is connected to; and bytes, time and pictures of a call are boun
 """
 
 import asyncio
+import contextlib
 import ipaddress
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 from urllib.parse import urljoin, urlsplit
@@ -19,7 +20,7 @@ from quire.wire.pictures import MAX_PICTURE_BYTES, MAX_REQUEST_BYTES, must_not_b
 from service.gateway.settings import PictureSettings
 from service.shared.http.addresses import CheckedBackend, host_of
 
-#: The most calls whose pictures are fetched at once: each may hold MAX_REQUEST_BYTES.
+#: The most calls that have fetched pictures in memory at once, each up to MAX_REQUEST_BYTES.
 MAX_CALLS = 8
 #: The most redirects of one picture.
 MAX_REDIRECTS = 3
@@ -74,28 +75,47 @@ class PictureFetcher:
         """Close the connections."""
         await self._pool.aclose()
 
-    async def with_pictures(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
+    @contextlib.asynccontextmanager
+    async def with_pictures(self, body: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
         """The body with the bytes of pictures in place of their addresses.
 
-        InvalidRequest names the field of the first picture that cannot be had. Without allowed
-        origins the body stays as it is, and the check of it refuses addresses.
+        The bytes belong to the context: other calls may wait for its end. InvalidRequest names the
+        field of the first picture that cannot be had. Without allowed origins the body stays as it
+        is, and the check of it refuses addresses.
         """
         addresses = list(_addresses_in(body)) if self._origins else []
         if not addresses:
-            return body
+            yield body
+            return
         for number, one in enumerate(addresses, start=1):
             must_not_be_many(number, one.field)
             self._check(one.url, one.field)
-        found, num_bytes, at = body, 0, addresses[0]
+        give_up = asyncio.get_running_loop().time() + self._timeout_seconds
         try:
-            async with asyncio.timeout(self._timeout_seconds), self._turns:
-                for at in addresses:
-                    data = await self._fetched(at, most=MAX_REQUEST_BYTES - num_bytes)
-                    num_bytes += len(data)
-                    found = _replaced(found, at.path, data)
+            async with asyncio.timeout_at(give_up):
+                await self._turns.acquire()
         except TimeoutError:
-            message = f"was not fetched within {self._timeout_seconds:g} seconds"
-            raise InvalidRequest(at.field, message) from None
+            raise self._too_slow(addresses[0]) from None
+        try:
+            yield await self._replaced_all(body, addresses, give_up=give_up)
+        finally:
+            self._turns.release()
+
+    async def _replaced_all(
+        self, body: Mapping[str, Any], addresses: Sequence[_Address], *, give_up: float
+    ) -> Mapping[str, Any]:
+        """The body with the bytes at these addresses; equal ones are fetched once."""
+        found, at = body, addresses[0]
+        fetched: dict[str, bytes] = {}
+        try:
+            async with asyncio.timeout_at(give_up):
+                for at in addresses:
+                    if at.url not in fetched:
+                        most = MAX_REQUEST_BYTES - sum(map(len, fetched.values()))
+                        fetched[at.url] = await self._fetched(at, most=most)
+                    found = _replaced(found, at.path, fetched[at.url])
+        except TimeoutError:
+            raise self._too_slow(at) from None
         except (httpcore2.NetworkError, httpcore2.ProtocolError, httpcore2.TimeoutException,
                 httpcore2.UnsupportedProtocol, OSError):  # fmt: skip
             # Not why: a caller would learn which names and ports there are.
@@ -127,6 +147,10 @@ class PictureFetcher:
                         raise InvalidRequest(address.field, message)
                 return bytes(data)
         raise InvalidRequest(address.field, f"is redirected more than {MAX_REDIRECTS} times")
+
+    def _too_slow(self, address: _Address) -> InvalidRequest:
+        message = f"was not fetched within {self._timeout_seconds:g} seconds"
+        return InvalidRequest(address.field, message)
 
     def _check(self, url: str, field: str) -> None:
         """InvalidRequest(field) unless this address may be asked."""

@@ -159,26 +159,27 @@ class Gateway:
         target = await self._queues.target(body.get("model"), body.get("adapter"))
         request.state.held.enter_context(target.admitted())
         given = target.body(body)
-        call = call_of(
-            kind,
-            await self._pictures.with_pictures(given),
-            tenant=caller.tenant or DEFAULT_TENANT,
-            key=options.key,
-            model=target.model,
-            is_streamed=response_options.is_stream,
-            reasoning=self._settings.reasoning,
-            form=form,
-            top_n=top_n,
-            likelihoods=likelihoods,
-            given=given,
-        )
-        queue = target.queue
-        if options.key is not None:
-            # The model may have been served by another queue when the key was first used.
-            queue = await self._queues.holding(call.record.id, default=queue)
-        record = await queue.submit(call, caller, options)
-        # With pictures they take megabytes, and the answer may take hours.
-        del body, given, call
+        async with self._pictures.with_pictures(given) as whole:
+            call = call_of(
+                kind,
+                whole,
+                tenant=caller.tenant or DEFAULT_TENANT,
+                key=options.key,
+                model=target.model,
+                is_streamed=response_options.is_stream,
+                reasoning=self._settings.reasoning,
+                form=form,
+                top_n=top_n,
+                likelihoods=likelihoods,
+                given=given,
+            )
+            queue = target.queue
+            if options.key is not None:
+                # The model may have been served by another queue when the key was first used.
+                queue = await self._queues.holding(call.record.id, default=queue)
+            record = await queue.submit(call, caller, options)
+            # With pictures they take megabytes, and the answer may take hours.
+            del body, given, whole, call
         # A caller with an idempotency key finds its request by repeating the call. A caller
         # without one does not know the id of its request yet.
         answer_path = _path_from(request, record) if options.key is None else None

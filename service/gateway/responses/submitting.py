@@ -92,16 +92,19 @@ class Submitting:
         held.enter_context(target.admitted())
         queue = target.queue
         try:
-            described = call_of(
-                await self._pictures.with_pictures(target.body(body)),
-                name=name,
-                context=context.items,
-                pictures=context.pictures,
-            )
-            call, kept = _call(
-                described, name=name, digest=digest, model=target.model, reasoning=self._reasoning
-            )
-            record = await queue.submit(call, caller, with_tier(options, body))
+            async with self._pictures.with_pictures(target.body(body)) as whole:
+                described = call_of(
+                    whole, name=name, context=context.items, pictures=context.pictures
+                )
+                call, kept = _call(
+                    described,
+                    name=name,
+                    digest=digest,
+                    model=target.model,
+                    reasoning=self._reasoning,
+                )
+                record = await queue.submit(call, caller, with_tier(options, body))
+                del whole, described, call
         except InvalidRequest as error:
             raise in_response(error) from None
         if options.key is not None and fields.is_stored:
@@ -129,20 +132,18 @@ class Submitting:
         target = await self._queues.target(fields.model, body.get("adapter"))
         held.enter_context(target.admitted())
         try:
-            described = call_of(
-                await self._pictures.with_pictures(target.body(body)),
-                name=name,
-                context=context.items,
-                pictures=context.pictures,
-            )
-            # For earlier versions, whose workers generate.
-            chat = {**described.chat, "max_completion_tokens": 1, "min_tokens": None}
-            request = OpenAIRequest("chat.completions", chat, digest)
-            record = CallRecord(f"{COUNT_PREFIX}{name}", "chat.completions", model=target.model)
-            call = Call(record, request, is_streamed=False, counts_only=True)
-            # A count is no turn of the session, which it would hold up.
-            once = replace(with_tier(options, body), key=None, session_id=None)
-            return target.queue, await target.queue.submit(call, caller, once)
+            async with self._pictures.with_pictures(target.body(body)) as whole:
+                described = call_of(
+                    whole, name=name, context=context.items, pictures=context.pictures
+                )
+                # For earlier versions, whose workers generate.
+                chat = {**described.chat, "max_completion_tokens": 1, "min_tokens": None}
+                request = OpenAIRequest("chat.completions", chat, digest)
+                record = CallRecord(f"{COUNT_PREFIX}{name}", "chat.completions", model=target.model)
+                call = Call(record, request, is_streamed=False, counts_only=True)
+                # A count is no turn of the session, which it would hold up.
+                once = replace(with_tier(options, body), key=None, session_id=None)
+                return target.queue, await target.queue.submit(call, caller, once)
         except InvalidRequest as error:
             raise in_response(error) from None
 

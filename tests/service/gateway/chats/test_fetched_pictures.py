@@ -84,8 +84,9 @@ def fetch(site: Site, body: dict[str, Any], **settings: Any) -> Any:
     given = {"picture_origins": (site.origin,), "picture_networks": LOOPBACK, **settings}
 
     async def once() -> Any:
-        async with PictureFetcher(GatewaySettings(**given)) as fetcher:
-            return await fetcher.with_pictures(body)
+        fetcher = PictureFetcher(GatewaySettings(**given))
+        async with fetcher, fetcher.with_pictures(body) as found:
+            return found
 
     return asyncio.run(once())
 
@@ -176,11 +177,39 @@ def test_what_is_missing_too_long_or_too_slow_is_refused_by_its_field(site, monk
     assert "takes more than" in refused(site, f"{site.origin}/red.png").message
     monkeypatch.setattr(pictures, "MAX_PICTURE_BYTES", 1 << 20)
     monkeypatch.setattr(pictures, "MAX_REQUEST_BYTES", 2 * len(RED))
-    error = refused(site, *[f"{site.origin}/red.png"] * 2)
+    site.files["/again.png"] = RED + b"x"
+    error = refused(site, f"{site.origin}/red.png", f"{site.origin}/again.png")
     assert error.field == URL.replace("t.0.i", "t.1.i")
     site.may_answer.clear()
     error = refused(site, f"{site.origin}/red.png", picture_fetch_seconds=0.2)
     assert error.message == "was not fetched within 0.2 seconds"
+
+
+def test_equal_addresses_of_a_call_are_fetched_once(site):
+    parts = fetch(site, chat(*[f"{site.origin}/red.png"] * 3))["messages"][0]["content"]
+    assert [part["image_url"]["url"] for part in parts] == [RED] * 3
+    assert site.asked == ["/red.png"]
+
+
+def test_a_call_holds_its_turn_for_as_long_as_it_holds_its_pictures(site, monkeypatch):
+    monkeypatch.setattr(pictures, "MAX_CALLS", 1)
+    given = {"picture_origins": (site.origin,), "picture_networks": LOOPBACK}
+    settings = GatewaySettings(**given, picture_fetch_seconds=0.2)
+    body = chat(f"{site.origin}/red.png")
+
+    async def scenario() -> None:
+        async with PictureFetcher(settings) as fetcher:
+            async with fetcher.with_pictures(body):
+                with pytest.raises(InvalidRequest, match="was not fetched within"):
+                    async with fetcher.with_pictures(body):
+                        pass
+            assert site.asked == ["/red.png"]
+            for _ in range(2):
+                with pytest.raises(ZeroDivisionError):
+                    async with fetcher.with_pictures(body):
+                        raise ZeroDivisionError
+
+    asyncio.run(scenario())
 
 
 def test_more_pictures_than_a_request_may_have_are_not_fetched(site):
