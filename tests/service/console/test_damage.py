@@ -93,7 +93,9 @@ def whole():
     with FakeQuire() as fake:
         stage.play(fake.broker, num_waiting=6, num_running=4, num_ended=4)
         assert troubles(fake) == []
-        yield {key: fake.connection.dump(key) for key in fake.connection.keys("*")}
+        dumps = {key: fake.connection.dump(key) for key in fake.connection.keys("*")}
+        # The key of the rate lives only for moments, and may end in between.
+        yield {key: dump for key, dump in dumps.items() if dump is not None}
 
 
 @pytest.mark.parametrize("seed", range(NUM_QUEUES))
