@@ -19,9 +19,10 @@ from benchmarks.peers.child import Generation, Request, drive, serve
 from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.model.checks.rehearsal import reference_rehearsal
-from engine.model.decoder import native_weights
 from engine.model.load.load_runner import load_runner
+from engine.model.wide import gguf_blocks
 from engine.model.wide.loader import LoadedModel, load_model
+from engine.model.wide.stored_layers import dequantize
 from engine.request import Request as EngineRequest
 from engine.sampling_params import SamplingParams
 
@@ -41,8 +42,8 @@ class QuireEngine:
     def __init__(self, model: Path, dtype: str, _workspace: Path) -> None:
         started = time.perf_counter()
         digits = os.environ.get("QUIRE_BENCH_DIGITS")
-        if digits:
-            native_weights.DIGITS[getattr(torch, DTYPES[dtype])] = int(digits)
+        if digits and dtype == "bf16":
+            gguf_blocks.StoredBlocks.bfloat16_digits = int(digits)
         runner = load_runner(
             model,
             dtype=DTYPES[dtype],
@@ -111,7 +112,9 @@ class QuireEngine:
 
 def load_dequantized(path: str | Path, **options: Any) -> LoadedModel:
     """The model of a GGUF file without its quantized weights."""
-    return replace(load_model(path, **options), stored={})
+    loaded = load_model(path, **options)
+    dequantize(loaded.model)
+    return replace(loaded, stored={})
 
 
 if __name__ == "__main__":

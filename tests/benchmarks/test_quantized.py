@@ -4,8 +4,20 @@ import math
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Type
 
-from benchmarks.bench_quantized import FORMS, LLAMA_CPP, NOT_JUDGED, Distance, peer_of
+from benchmarks.bench_quantized import (
+    CACHE_BYTES,
+    FORMS,
+    LLAMA_CPP,
+    NOT_JUDGED,
+    OUR_FORMS,
+    Distance,
+    peer_of,
+)
+from benchmarks.peers.quire_engine import QuireEngine
+from engine.model.wide.gguf_blocks import StoredBlocks
+from tests.engine.model.gguf_files import tiny_model, write_gguf
 
 COUNT, VOCAB = NOT_JUDGED + 5, 8
 
@@ -60,3 +72,20 @@ def test_each_form_of_ours_names_its_digits_to_the_child(form):
     assert peer.environment().get("QUIRE_BENCH_KV_CACHE_DTYPE") == cache
     assert dtype == ("fp32" if form == "float32" else "bf16")
     assert (peer.name == LLAMA_CPP) == (form == LLAMA_CPP)
+
+
+@pytest.mark.parametrize("form", OUR_FORMS)
+def test_a_child_of_ours_computes_with_these_digits(form, tmp_path, monkeypatch):
+    file = write_gguf(tiny_model("llama"), tmp_path / "model.gguf", kind=Type.Q8_0)
+    peer, dtype = peer_of(form)
+    # The child sets it in its own process.
+    monkeypatch.setattr(StoredBlocks, "bfloat16_digits", StoredBlocks.bfloat16_digits)
+    for name, value in peer.settings().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("QUIRE_BENCH_KV_CACHE_BYTES", str(CACHE_BYTES >> 6))
+    engine = QuireEngine(file, dtype, tmp_path)
+    digits = OUR_FORMS[form][1]
+    told = engine.facts["form"]
+    assert told.endswith(f"-int8x{digits}") if digits else "-int8x" not in told
+    engine.write_logits(list(range(3, 40)), tmp_path / "logits")
+    assert torch.from_file(str(tmp_path / "logits"), size=37).isfinite().all()
