@@ -86,7 +86,7 @@ class PictureProcessor:
         max_pixels: int | None = None,
     ) -> None:
         self._image_processor = image_processor
-        self._max_pixels = max_pixels
+        self.max_pixels = max_pixels
         if max_pixels is not None and _has_any_size(image_processor):
             # These scale pictures themselves.
             size = image_processor.size
@@ -172,9 +172,9 @@ class PictureProcessor:
         has_patches = _has_patches(self._image_processor)
         is_beside = num_pictures > 1 and has_patches
         rgb = picture.rgb
-        if has_patches and not is_beside and self._max_pixels is not None:
+        if has_patches and not is_beside and self.max_pixels is not None:
             # The smaller the picture, the fewer patches are made of it.
-            rgb = _scaled(rgb, self._image_processor.image_grid_pinpoints, self._max_pixels)
+            rgb = _scaled(rgb, self._image_processor.image_grid_pinpoints, self.max_pixels)
         options = {"return_row_col_info": True} if _has_tiles(self._image_processor) else {}
         try:
             inputs: dict[str, Any] = dict(

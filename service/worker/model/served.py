@@ -159,15 +159,18 @@ def _load_decoder(settings: Settings, loading: Loading) -> ServedModel:
     config = _config_from(facts, settings)
     _warn_of_lengths(settings, config, model_reads=facts.max_model_len)
     tokenizer = _tokenizer_in(facts.tokenizer_source)
+    pictures = _pictures_for(tokenizer, facts, settings)
+    limit = None if pictures is None else pictures.max_pixels
     served = ServedModel(
         engine=Engine(config, runner),
         tokenizer=tokenizer,
-        fingerprint=facts.fingerprint,
+        # Another limit makes other pixels of the same picture.
+        fingerprint=facts.fingerprint if limit is None else f"{facts.fingerprint}-{limit}px",
         build={"torch": version("torch"), "device": facts.device, "dtype": facts.dtype},
         read_memory=runner.device_memory,
         read_threads=runner.num_threads,
         bytes_per_block=facts.bytes_per_block,
-        pictures=_pictures_for(tokenizer, facts, settings),
+        pictures=pictures,
         adapters=facts.adapters,
         grammars=_grammars_for(tokenizer, config),
     )

@@ -249,7 +249,8 @@ def test_a_worker_on_a_cpu_limits_pictures_unless_its_setting_says_how(given, mo
         )
     finally:
         gc.unfreeze()
-    assert served.pictures is not None and served.pictures._max_pixels == most
+    assert served.pictures is not None and served.pictures.max_pixels == most
+    assert served.fingerprint.endswith(f"-{most}px")
 
 
 def test_a_model_that_reads_no_pictures_is_refused_where_they_are_set():
