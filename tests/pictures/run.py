@@ -4,11 +4,13 @@ The model is tiny and random; transformers' own `generate`, in float32 and with 
 processor, says which tokens are right.
 """
 
-import base64
+import itertools
 import json
+import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -22,7 +24,8 @@ from PIL import Image
 
 from quire import Client
 from service.worker.incoming.picture_process import _as_rgb
-from tests.quire.picture_files import END, gif_header, png, png_header
+from tests.pictures.addresses import Sites
+from tests.pictures.hostile import Hostile, hostile_chats, odd_files, part_of
 from tests.service.builders import CHECKOUT, Queue
 from tests.service.gateway.builders import GatewayProcess
 from tests.service.picture_models import MODELS, library_processor, tokenizer
@@ -33,6 +36,10 @@ NUM_TOKENS = 20
 HELD_AT = 8
 CHATS = "/v1/chat/completions"
 SAMPLING: dict[str, Any] = {"max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
+#: The CPU time of the worker for the pictures of a request, far above what good ones take.
+BOUNDS = ("--picture-decode-seconds", "1")
+#: The most that a refusal may take by the clock, on a busy machine.
+MOST_SECONDS = 30.0
 #: Modes of Pillow's and formats, which come by turns.
 KINDS = (
     *(("RGB", "PNG"), ("RGBA", "PNG"), ("P", "PNG"), ("L", "PNG"), ("RGB", "JPEG")),
@@ -44,13 +51,22 @@ SIZES = ((1, 1), (16, 16), (40, 70), (100, 30), (7, 300), (333, 222), (500, 900)
 
 @dataclass
 class Score:
-    """What came of the run; `fault` is the first difference."""
+    """What came of the run.
+
+    `fault` is the first difference. Hostile pictures that are `refused` are those with a field and
+    the right reason; all others count as accepted. `asked_inside` are the requests that came to an
+    address which must not be asked, `slowest_seconds` is the time of the slowest refusal.
+    """
 
     pictures: int = 0
     equal: int = 0
     resumed: int = 0
+    odd: int = 0
+    odd_equal: int = 0
     refused: int = 0
     accepted_hostile: int = 0
+    asked_inside: int = 0
+    slowest_seconds: float = 0.0
     fault: str = ""
 
     @property
@@ -58,7 +74,10 @@ class Score:
         return (
             self.equal == self.pictures > 0
             and self.resumed > 0
+            and self.odd_equal == self.odd > 0
             and self.refused > 0 == self.accepted_hostile
+            and self.asked_inside == 0
+            and self.slowest_seconds < MOST_SECONDS
         )
 
 
@@ -76,7 +95,11 @@ def score_of(name: str, count: int, *, redis_url: str) -> Score:
             killed_in_the_middle(
                 queue, first.request_id, *model, tokens=HELD_AT, module=HELD_WORKER
             )
-            with WorkerProcess(queue, *model, module=REAL_WORKER), GatewayProcess(queue) as gateway:
+            with (
+                WorkerProcess(queue, *model, *BOUNDS, module=REAL_WORKER),
+                Sites() as sites,
+                GatewayProcess(queue, *sites.flags) as gateway,
+            ):
                 own = [first]
                 own += [
                     client.submit(messages=[message_of(index, files[index])], sampling=SAMPLING)
@@ -89,18 +112,48 @@ def score_of(name: str, count: int, *, redis_url: str) -> Score:
                     reply = gateway.ask("POST", CHATS, chat_of(index, files[index]))
                     answers[index] = reply.text_of_choice if reply.status == 200 else reply.text
                 answers |= batch_of(name, queue, Path(made), files, range(2, count, 3))
-                for hostile in hostile_parts():
-                    reply = gateway.ask("POST", CHATS, {"messages": hostile, **SAMPLING})
-                    is_refused = 400 <= reply.status < 500 and reply.error["param"]
-                    score.refused += bool(is_refused)
-                    score.accepted_hostile += not is_refused
-                    if not is_refused:
-                        score.fault = score.fault or f"accepted: {reply.status} {reply.text}"
+                judge_odd(gateway, sites, score)
+                for hostile in itertools.chain(hostile_chats(), sites.hostile()):
+                    judge_refusal(gateway, hostile, score)
+                score.asked_inside = sites.num_inside
     for index, text in enumerate(texts):
         score.equal += answers.get(index) == text
         if answers.get(index) != text:
             score.fault = score.fault or f"{index}: {answers.get(index)!r}, expected {text!r}"
     return score
+
+
+def judge_odd(gateway: GatewayProcess, sites: Sites, score: Score) -> None:
+    """Files that only look dangerous, and a picture at an address, are answered as plain ones."""
+    pairs = [(odd.name, part_of(odd.data), part_of(odd.plain)) for odd in odd_files()]
+    pairs.append(("address", sites.good_part, part_of(sites.good)))
+    for name, *parts in pairs:
+        replies = [
+            gateway.ask("POST", CHATS, {"messages": [{"role": "user", "content": [p]}], **SAMPLING})
+            for p in parts
+        ]
+        texts = [reply.text_of_choice if reply.status == 200 else "" for reply in replies]
+        is_equal = bool(texts[0]) and texts[0] == texts[1]
+        score.odd += 1
+        score.odd_equal += is_equal
+        if not is_equal:
+            score.fault = score.fault or f"{name}: {[reply.text for reply in replies]}"
+
+
+def judge_refusal(gateway: GatewayProcess, hostile: Hostile, score: Score) -> None:
+    """It must be refused by a field, for its own reason."""
+    began = time.monotonic()
+    reply = gateway.ask("POST", CHATS, {"messages": hostile.messages, **SAMPLING})
+    score.slowest_seconds = max(score.slowest_seconds, round(time.monotonic() - began, 1))
+    is_refused = (
+        400 <= reply.status < 500
+        and reply.error["param"]
+        and re.search(hostile.reason, reply.error["message"])
+    )
+    score.refused += bool(is_refused)
+    score.accepted_hostile += not is_refused
+    if not is_refused:
+        score.fault = score.fault or f"{hostile.name}: {reply.status} {reply.text}"
 
 
 def file_of(index: int) -> bytes:
@@ -126,10 +179,8 @@ def message_of(index: int, data: bytes) -> dict[str, Any]:
 
 def chat_of(index: int, data: bytes) -> dict[str, Any]:
     """As OpenAI's API takes it."""
-    url = f"data:image/png;base64,{base64.b64encode(data).decode()}"
-    part = {"type": "image_url", "image_url": {"url": url}}
     text = {"type": "text", "text": text_of(index)}
-    return {"messages": [{"role": "user", "content": [text, part]}], **SAMPLING}
+    return {"messages": [{"role": "user", "content": [text, part_of(data)]}], **SAMPLING}
 
 
 def batch_of(
@@ -184,37 +235,3 @@ def expected_texts(name: str, folder: Path, files: Sequence[bytes]) -> list[str]
         new = output[0, inputs["input_ids"].shape[1] :].tolist()
         texts.append(tokenizer().decode(new, skip_special_tokens=True))
     return texts
-
-
-def hostile_parts() -> list[list[dict[str, Any]]]:
-    """Messages that must be refused by field, at the door or by the worker."""
-
-    def url(data: bytes) -> str:
-        return f"data:image/png;base64,{base64.b64encode(data).decode()}"
-
-    urls = [
-        *("", "nonsense", "data:", "data:image/png;base64,", "data:image/png;base64,%%%"),
-        *("data:text/html;base64,PGI+", "https://127.0.0.1/a.png", "file:///etc/passwd"),
-        url(b"<svg xmlns='http://www.w3.org/2000/svg'/>"),
-        url(b"BM" + bytes(60)),
-        url(png()[:12]),
-        url(png_header(60_000, 60_000)),
-        url(gif_header(65_535, 65_535)),
-        # Only decoding tells: no data, data that is cut, and a picture inside of nothing.
-        url(png_header(64, 64) + END),
-        url(png(64, 64)[:60]),
-        url(gif_header(16, 16)),
-    ]
-    parts: list[Any] = [{"type": "image_url", "image_url": {"url": one}} for one in urls]
-    good = {"type": "image_url", "image_url": {"url": url(png())}}
-    parts += [
-        {"type": "image_url", "image_url": {"url": url(png()), "detail": "high"}},
-        {"type": "image_url", "image_url": "text"},
-        {"type": "image", "sha256": "0" * 64},
-        {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}},
-    ]
-    found = [[{"role": "user", "content": [part]}] for part in parts]
-    found.append([{"role": "user", "content": [good] * 33}])
-    asked = {"role": "user", "content": "Which?"}
-    found.append([asked, {"role": "assistant", "content": [good]}, asked])
-    return found

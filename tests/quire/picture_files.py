@@ -13,7 +13,7 @@ PNG_BEGIN = b"\x89PNG\r\n\x1a\n"
 def png(width: int = 3, height: int = 2, *, color: bytes = b"\x10\x20\x30") -> bytes:
     """A whole PNG of one colour."""
     rows = (b"\0" + color * width) * height
-    return PNG_BEGIN + _ihdr(width, height) + _chunk(b"IDAT", zlib.compress(rows)) + END
+    return PNG_BEGIN + _ihdr(width, height) + chunk(b"IDAT", zlib.compress(rows)) + END
 
 
 def png_header(width: int, height: int) -> bytes:
@@ -55,12 +55,13 @@ def sha256(data: bytes) -> str:
 
 
 def _ihdr(width: int, height: int) -> bytes:
-    return _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
 
 
-def _chunk(kind: bytes, data: bytes) -> bytes:
+def chunk(kind: bytes, data: bytes) -> bytes:
+    """A chunk of a PNG, with its length and its checksum."""
     checked = struct.pack(">I", zlib.crc32(kind + data))
     return struct.pack(">I", len(data)) + kind + data + checked
 
 
-END = _chunk(b"IEND", b"")
+END = chunk(b"IEND", b"")
