@@ -25,9 +25,9 @@ from engine.batch import BatchRow
 from engine.model.adapters import Adapter, LowRank
 from engine.model.checks.probe import probe
 from engine.model.decoder.decoder_adapters import map_adapter
-from engine.model.decoder.decoder_config import read_config
 from engine.model.decoder.decoder_weights import read_weights
 from engine.model.decoder.native_decoder import NativeDecoder
+from engine.model.decoder.read_config import read_config
 from engine.model.kernels.build import best_variant
 from engine.model.load.fast_path import check_against
 from engine.model.wide.loader import load_model

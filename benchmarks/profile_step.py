@@ -34,9 +34,9 @@ from engine.model.attention.cpu import CpuAttention
 from engine.model.causal_model import CausalModel
 from engine.model.checks.probe import probe
 from engine.model.decoder.decoder import Decoder
-from engine.model.decoder.decoder_config import read_config
 from engine.model.decoder.decoder_weights import read_weights
 from engine.model.decoder.native_decoder import NativeDecoder
+from engine.model.decoder.read_config import read_config
 from engine.model.device.kv_pool import KVPool
 from engine.model.device.quantized_kv import QUANTIZED
 from engine.model.device.weight_files import WeightFiles

@@ -32,14 +32,22 @@ class RecurrentRows:
         self._offsets: IntArray = (np.cumsum(query_lens) - query_lens)[order]
         self._starts: IntArray = (turn.ends - query_lens)[order]
         self._device = device
+        #: The buffers in the order of the step's rows.
+        self.turn = turn
         self.reads = to_device(turn.reads[order], device)
         self.writes = to_device(turn.writes[order], device)
-        longest = int(self._lens[0])
-        # The number of rows that have an n-th token, and those tokens, one n after the other.
-        self._counts = [int(np.count_nonzero(self._lens > n)) for n in range(longest)]
-        tokens = [self._offsets[:count] + n for n, count in enumerate(self._counts)]
-        self._tokens = to_device(np.concatenate(tokens), device)
         self._windows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    @cached_property
+    def _counts(self) -> list[int]:
+        """For each n, how many rows have an n-th token."""
+        return [int(np.count_nonzero(self._lens > n)) for n in range(int(self._lens[0]))]
+
+    @cached_property
+    def _tokens(self) -> torch.Tensor:
+        """The first tokens of all rows, then their second ones, and so on."""
+        tokens = [self._offsets[:count] + n for n, count in enumerate(self._counts)]
+        return to_device(np.concatenate(tokens), self._device)
 
     @cached_property
     def begins(self) -> torch.Tensor:
@@ -138,6 +146,30 @@ class RecurrentRows:
             )
             self._windows[taps] = to_device(windows, self._device), to_device(kept, self._device)
         return self._windows[taps]
+
+
+def gated_convolution(
+    projected: torch.Tensor,
+    taps: torch.Tensor,
+    bias: torch.Tensor | None,
+    state: "LayerState",
+    rows: RecurrentRows,
+) -> torch.Tensor:
+    """C * conv(B * x), [tokens, channels], of which `projected` has B, C and x beside each other.
+
+    Liquid AI, "LFM2 Technical Report", 2025. The only part of `state` is the history of
+    `RecurrentRows.convolve`; `taps` and `bias` are its weight and bias. Products are rounded to the
+    type of `projected`.
+    """
+    before, after, values = projected.chunk(3, dim=-1)
+    convolved, history = rows.convolve(
+        (before * values).float(),
+        state.read(0),
+        taps.float(),
+        None if bias is None else bias.float(),
+    )
+    state.write(0, history)
+    return after * convolved.to(projected.dtype)
 
 
 class LayerState:

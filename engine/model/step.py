@@ -4,7 +4,7 @@ All arrays are built with numpy on the host, and each becomes a tensor once; on 
 copy.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Protocol
@@ -15,7 +15,13 @@ import torch
 from engine.batch import NO_DECODES, UNKNOWN_TOKEN, BatchRow, DecodeRows
 from engine.cache.state_tags import Turn
 from engine.model.attention.interface import AttentionBackend, AttentionMetadata, IntArray
-from engine.model.causal_model import AdaptedTokens, CausalModel, PicturedRow, StepInputs
+from engine.model.causal_model import (
+    AdaptedTokens,
+    CausalModel,
+    Chooser,
+    PicturedRow,
+    StepInputs,
+)
 from engine.model.device.kv_pool import KVPool, Slots
 from engine.model.device.transfer import to_device
 from engine.model.recurrence import RecurrentRows
@@ -264,13 +270,30 @@ def compute_logits(
         return graphs.run(step)
     if multiple > 1:
         step = pad(step, multiple=multiple, spare_block=kv_pool.spare_block)
+    return _with_states(model.forward, step, kv_pool, backend)[:num_logits]
+
+
+def choose_tokens(
+    step: HostStep, *, model: Chooser, kv_pool: KVPool, backend: AttentionBackend
+) -> torch.Tensor:
+    """As `compute_logits`, but return what `Chooser.choose` does."""
+    return _with_states(model.choose, step, kv_pool, backend)
+
+
+def _with_states(
+    compute: Callable[[StepInputs, KVPool], torch.Tensor],
+    step: HostStep,
+    kv_pool: KVPool,
+    backend: AttentionBackend,
+) -> torch.Tensor:
+    """What `compute` returns; then the states that it has written may be read."""
     if kv_pool.states is None:
-        return model.forward(step.inputs(backend), kv_pool)[:num_logits]
+        return compute(step.inputs(backend), kv_pool)
     metadata = step.metadata
     turn = kv_pool.states.turn(step.state_slots, metadata.starts, metadata.context_lens)
-    logits = model.forward(step.inputs(backend, turn), kv_pool)[:num_logits]
+    found = compute(step.inputs(backend, turn), kv_pool)
     kv_pool.states.commit(turn)
-    return logits
+    return found
 
 
 def reads_unwritten_slots(model: CausalModel, backend: AttentionBackend) -> bool:

@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 
-from engine.model.decoder.decoder_config import FAMILIES
+from engine.model.decoder.families import FAMILIES
 from tests.golden_models import page
 from tests.golden_models.compare import STATES, Found, compare
 from tests.golden_models.configs import class_name, small_config, types

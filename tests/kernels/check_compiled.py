@@ -20,9 +20,10 @@ from engine.model.attention.triton_decode import TritonDecode
 from engine.model.checks.probe import probe
 from engine.model.decoder import decoder as decoder_module
 from engine.model.decoder import fused_decoder, fused_kernels
-from engine.model.decoder.decoder_config import DecoderConfig, Rotary, read_config
+from engine.model.decoder.decoder_config import DecoderConfig, Rotary
 from engine.model.decoder.decoder_weights import read_weights
 from engine.model.decoder.fused_decoder import FusedDecoder
+from engine.model.decoder.read_config import read_config
 from engine.model.device.kv_pool import KVPool
 from engine.model.device.launcher import Launcher
 from engine.model.run.graphs import DecodeGraphs

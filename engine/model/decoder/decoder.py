@@ -14,7 +14,8 @@ from engine.model.causal_model import StepInputs
 from engine.model.decoder.decoder_adapters import DecoderAdapter
 from engine.model.decoder.decoder_config import Activation, DecoderConfig, NotSupported
 from engine.model.decoder.decoder_weights import DecoderWeights, ExpertWeights, Linear
-from engine.model.device.kv_pool import KVPool, LayerShape
+from engine.model.device.kv_pool import KVPool
+from engine.model.recurrence import LayerState, gated_convolution
 
 #: Cosines and sines, [tokens, 1, rotary_dim / 2].
 Angles = tuple[torch.Tensor, torch.Tensor]
@@ -28,8 +29,9 @@ class Decoder:
     """The common decoder. It rounds at the same points as the models of transformers.
 
     Raises:
-        NotSupported: the model has experts, and the device is no CPU: which experts a step uses
-            decides which products it launches, so it could not be captured.
+        NotSupported: the model has experts or convolutions, and the device is no CPU. Which experts
+            a step uses decides which products it launches, and its requests decide which states it
+            reads, so it could not be captured.
     """
 
     name = "decoder-torch"
@@ -42,15 +44,18 @@ class Decoder:
         weights: DecoderWeights,
         adapters: Sequence[DecoderAdapter] = (),
     ) -> None:
-        if config.experts is not None and weights.embedding.device.type != "cpu":
-            raise NotSupported("its experts are computed by this form on a CPU only")
+        if weights.embedding.device.type != "cpu":
+            if config.experts is not None:
+                raise NotSupported("its experts are computed by this form on a CPU only")
+            if config.state_shapes:
+                raise NotSupported("its convolutions are computed by this form on a CPU only")
         self.config = config
         self._adapters = {adapter.name: adapter.layers for adapter in adapters}
         self.vocab_size = config.vocab_size
         #: The number of experts that each token uses; the check at load lets it use all.
         self.num_chosen = 0 if config.experts is None else config.experts.num_chosen
-        shape = LayerShape(config.num_kv_heads, config.head_dim, config.head_dim)
-        self.layer_shapes: Sequence[LayerShape] = (shape,) * config.num_layers
+        self.layer_shapes, self.state_shapes = config.layer_shapes, config.state_shapes
+        self._places = config.places
         self.embedding = weights.embedding
         self._weights = weights
         device = weights.embedding.device
@@ -61,9 +66,9 @@ class Decoder:
         hidden, rotaries = self._begin(inputs)
         for index, layer in enumerate(self._weights.layers):
             normed = self._norm(hidden, layer.attention_norm)
-            attended = self._attend(index, normed, inputs, kv_pool, rotaries[index])
-            attended = self._norm(attended, layer.attention_post_norm)
-            hidden = hidden + scaled(attended, factor)
+            mixed = self._mix(index, normed, inputs, kv_pool, rotaries[index])
+            mixed = self._norm(mixed, layer.attention_post_norm)
+            hidden = hidden + scaled(mixed, factor)
             activated = self._mlp(index, self._norm(hidden, layer.mlp_norm), inputs)
             activated = self._norm(activated, layer.mlp_post_norm)
             hidden = hidden + scaled(activated, factor)
@@ -93,7 +98,7 @@ class Decoder:
         cap = self.config.logits_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
-    def _attend(
+    def _mix(
         self,
         index: int,
         hidden: torch.Tensor,
@@ -101,17 +106,37 @@ class Decoder:
         kv_pool: KVPool,
         angles: Angles,
     ) -> torch.Tensor:
-        projected = self._linear(index, "qkv", hidden, inputs)
+        """The output of a layer's attention or convolution."""
+        projected = self._linear(index, "projection", hidden, inputs)
+        convolution = self._weights.layers[index].convolution
+        if convolution is None:
+            mixed = self._attend(index, projected, inputs, kv_pool, angles)
+        else:
+            rows, states = inputs.recurrent, kv_pool.states
+            assert rows is not None and states is not None, "the pool is made for this model"
+            state = LayerState(states.layer(self._places[index]), rows)
+            mixed = gated_convolution(projected, *convolution, state, rows)
+        return self._linear(index, "output", mixed, inputs)
+
+    def _attend(
+        self,
+        index: int,
+        projected: torch.Tensor,
+        inputs: StepInputs,
+        kv_pool: KVPool,
+        angles: Angles,
+    ) -> torch.Tensor:
+        place = self._places[index]
         attended = inputs.attention(
             self._store(index, projected, inputs, kv_pool, angles),
-            kv_pool.key_cache(index),
-            kv_pool.value_cache(index),
+            kv_pool.key_cache(place),
+            kv_pool.value_cache(place),
             scaling=self.config.scaling,
             sliding_window=self.config.windows[index],
             softcap=self.config.softcap,
             sinks=self._weights.layers[index].sinks,
         )
-        return self._linear(index, "output", attended.flatten(1), inputs)
+        return attended.flatten(1)
 
     def _store(
         self,
@@ -136,17 +161,17 @@ class Decoder:
             query, key = self._norm(query, layer.query_norm), self._norm(key, layer.key_norm)
         if config.rotary_of[index] is not None:
             query, key = _rotate(query, *angles), _rotate(key, *angles)
-        kv_pool.write(index, key=key, value=value, slots=inputs.slots)
+        kv_pool.write(self._places[index], key=key, value=value, slots=inputs.slots)
         return query
 
     def _mlp(self, index: int, hidden: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
         experts = self._weights.layers[index].experts
         if experts is not None:
-            return self._mix(experts, hidden)
+            return self._mix_experts(experts, hidden)
         gate_up = self._linear(index, "gate_up", hidden, inputs)
         return self._linear(index, "down", self._activate(gate_up), inputs)
 
-    def _mix(self, experts: ExpertWeights, hidden: torch.Tensor) -> torch.Tensor:
+    def _mix_experts(self, experts: ExpertWeights, hidden: torch.Tensor) -> torch.Tensor:
         """The weighted sum of the outputs of each token's experts, in ascending order."""
         options = self.config.experts
         assert options is not None, "read_weights found the experts of the config"

@@ -8,7 +8,7 @@ from engine.model.adapters import Adapter, LowRank
 from engine.model.decoder.decoder_config import DecoderConfig, NotSupported
 
 #: The linear layers of a decoder layer, as `LayerWeights` names them.
-PRODUCTS = ("qkv", "output", "gate_up", "down")
+PRODUCTS = ("projection", "output", "gate_up", "down")
 
 
 class Addition(NamedTuple):
@@ -51,14 +51,15 @@ def map_adapter(config: DecoderConfig, adapter: Adapter) -> DecoderAdapter:
 def _fused_outputs(config: DecoderConfig) -> dict[str, tuple[str, int]]:
     """For each linear layer of a decoder layer: its fused product and its first output there."""
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    family = config.family
+    # Families with one fused layer have only the first of these outputs.
+    parts = zip(family.qkv, (0, queries, queries + keys), strict=False)
+    gates = zip(family.gate_up, (0, config.intermediate_size), strict=False)
     return {
-        "self_attn.qkv_proj": ("qkv", 0),
-        "self_attn.q_proj": ("qkv", 0),
-        "self_attn.k_proj": ("qkv", queries),
-        "self_attn.v_proj": ("qkv", queries + keys),
-        "self_attn.o_proj": ("output", 0),
-        "mlp.gate_up_proj": ("gate_up", 0),
-        "mlp.gate_proj": ("gate_up", 0),
-        "mlp.up_proj": ("gate_up", config.intermediate_size),
-        "mlp.down_proj": ("down", 0),
+        **{f"self_attn.{name}": ("projection", first) for name, first in parts},
+        f"self_attn.{family.output}": ("output", 0),
+        "conv.in_proj": ("projection", 0),
+        "conv.out_proj": ("output", 0),
+        **{f"{family.mlp}.{name}": ("gate_up", first) for name, first in gates},
+        f"{family.mlp}.{family.down}": ("down", 0),
     }

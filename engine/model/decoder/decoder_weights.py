@@ -7,6 +7,7 @@ fewer and larger products. Every tensor of the checkpoint must be used, and none
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 
@@ -62,6 +63,18 @@ class ExpertWeights:
         return Linear(self.gate_up[expert].flatten(0, 1), gate_up), Linear(self.down[expert], down)
 
 
+class ConvolutionWeights(NamedTuple):
+    """A causal convolution of each channel.
+
+    Args:
+        taps: [channels, taps]; the last tap is that of the token itself.
+        bias: [channels], or None.
+    """
+
+    taps: torch.Tensor
+    bias: torch.Tensor | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
     """The weights of one layer. A norm that the model does not have is None.
@@ -70,14 +83,17 @@ class LayerWeights:
     multiply in float32.
 
     Args:
-        qkv: its outputs are all query heads, then all key heads, then all value heads.
+        projection: its outputs are all query heads, then all key heads, then all value heads; or
+            those of a convolution: its gates, the gates of its outputs, and its values.
+        convolution: instead of attention, or None.
         sinks: [heads], scores without a value.
         gate_up: its outputs are all gates, then all ups. None, like `down`, in a layer with
             experts.
     """
 
     attention_norm: torch.Tensor | None
-    qkv: Linear
+    projection: Linear
+    convolution: ConvolutionWeights | None
     query_norm: torch.Tensor | None
     key_norm: torch.Tensor | None
     sinks: torch.Tensor | None
@@ -126,7 +142,7 @@ def read_weights(
     weights = DecoderWeights(
         embedding=source.take(embedding),
         layers=layers,
-        final_norm=source.norm(f"{config.name}.norm"),
+        final_norm=source.norm(f"{config.name}.{config.family.final_norm}"),
         head=Linear(source.take(head), stored=source.blocks(head)),
         stored_embedding=source.blocks(embedding),
     )
@@ -216,23 +232,34 @@ def _fused(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def _layer(config: DecoderConfig, source: _Source, index: int) -> LayerWeights:
     layer = f"{config.name}.layers.{index}"
-    attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
     family = config.family
+    attention, mlp = f"{layer}.self_attn", f"{layer}.{family.mlp}"
+    projection, output = (attention, *family.qkv), (attention, family.output)
+    convolves = config.mixers[index] == "convolution"
+    if convolves:
+        projection, output = (f"{layer}.conv", "in_proj"), (f"{layer}.conv", "out_proj")
     has_experts = source.has(f"{mlp}.{family.router}.weight")
     experts = _experts(config, source, mlp) if has_experts else None
     return LayerWeights(
         attention_norm=source.norm_of(layer, family.attention_norm),
-        qkv=source.linear(attention, *family.qkv),
-        query_norm=source.head_norm(f"{attention}.q_norm"),
-        key_norm=source.head_norm(f"{attention}.k_norm"),
-        sinks=source.take(f"{attention}.sinks") if config.has_sinks else None,
-        output=source.linear(attention, "o_proj"),
+        projection=source.linear(*projection),
+        convolution=_convolution(source, f"{layer}.conv.conv") if convolves else None,
+        query_norm=source.head_norm(f"{attention}.{family.query_norm}"),
+        key_norm=source.head_norm(f"{attention}.{family.key_norm}"),
+        sinks=source.take(f"{attention}.sinks") if config.has_sinks and not convolves else None,
+        output=source.linear(*output),
         attention_post_norm=source.norm_of(layer, family.attention_post_norm),
         mlp_norm=source.norm_of(layer, family.mlp_norm),
         gate_up=None if experts else source.linear(mlp, *family.gate_up),
-        down=None if experts else source.linear(mlp, "down_proj"),
+        down=None if experts else source.linear(mlp, family.down),
         experts=experts,
         mlp_post_norm=source.norm_of(layer, family.mlp_post_norm),
+    )
+
+
+def _convolution(source: _Source, name: str) -> ConvolutionWeights:
+    return ConvolutionWeights(
+        source.take(f"{name}.weight").squeeze(1), source.take_any(f"{name}.bias")
     )
 
 
@@ -271,12 +298,16 @@ def _check_shapes(config: DecoderConfig, weights: DecoderWeights) -> None:
     norm_sizes = (queries, keys) if whole else (config.head_dim, config.head_dim)
     for layer in weights.layers:
         found: dict[str, tuple[torch.Tensor | None, tuple[int, ...]]] = {
-            "qkv": (layer.qkv.weight, (queries + 2 * keys, hidden)),
+            "projection": (layer.projection.weight, (queries + 2 * keys, hidden)),
             "output": (layer.output.weight, (hidden, queries)),
             "query_norm": (layer.query_norm, norm_sizes[:1]),
             "key_norm": (layer.key_norm, norm_sizes[1:]),
             "sinks": (layer.sinks, (config.num_heads,)),
         }
+        if layer.convolution is not None:
+            found["projection"] = layer.projection.weight, (3 * hidden, hidden)
+            found["output"] = layer.output.weight, (hidden, hidden)
+            found["taps"] = layer.convolution.taps, (hidden, config.num_taps)
         if layer.gate_up is not None and layer.down is not None:
             found["gate_up"] = layer.gate_up.weight, (2 * inner, hidden)
             found["down"] = layer.down.weight, (hidden, inner)

@@ -15,7 +15,11 @@ class Family:
         attention_norm, attention_post_norm, mlp_norm, mlp_post_norm: the name of each norm in the
             state dict; None if the family does not have it. A post norm is applied to the outputs
             of its block, before they are added to the residual stream.
+        final_norm: the name of the norm after the last layer.
+        query_norm, key_norm: the names of the norms in an attention, if it has any.
         qkv, gate_up: the linear layers that become one.
+        output, down: the linear layers after attention, and after the gates.
+        mlp: the module with the gates.
         norm_offset: a norm multiplies by `norm_offset + weight`.
         norms_round_once: a norm multiplies in float32 and rounds the product. Otherwise it rounds
             before it multiplies.
@@ -30,8 +34,14 @@ class Family:
     attention_post_norm: str | None = None
     mlp_norm: str | None = "post_attention_layernorm"
     mlp_post_norm: str | None = None
+    final_norm: str = "norm"
+    query_norm: str = "q_norm"
+    key_norm: str = "k_norm"
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
+    output: str = "o_proj"
+    mlp: str = "mlp"
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    down: str = "down_proj"
     norm_offset: float = 0.0
     norms_round_once: bool = False
     norms_whole_projections: bool = False
@@ -78,4 +88,16 @@ FAMILIES: Mapping[str, Family] = {
     "gemma": _GEMMA,
     "gemma2": _GEMMA2,
     "gemma3_text": _GEMMA2,
+    "lfm2": replace(
+        _LLAMA,
+        attention_norm="operator_norm",
+        mlp_norm="ffn_norm",
+        final_norm="embedding_norm",
+        query_norm="q_layernorm",
+        key_norm="k_layernorm",
+        output="out_proj",
+        mlp="feed_forward",
+        gate_up=("w1", "w3"),
+        down="w2",
+    ),
 }

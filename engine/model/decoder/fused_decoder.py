@@ -63,8 +63,8 @@ class FusedDecoder(Decoder):
         added: torch.Tensor | None = None
         for index, layer in enumerate(self._weights.layers):
             hidden, normed = self._add_and_norm(hidden, added, layer.attention_norm)
-            attended = self._attend(index, normed, inputs, kv_pool, rotaries[index])
-            hidden, normed = self._add_and_norm(hidden, scaled(attended, factor), layer.mlp_norm)
+            mixed = self._mix(index, normed, inputs, kv_pool, rotaries[index])
+            hidden, normed = self._add_and_norm(hidden, scaled(mixed, factor), layer.mlp_norm)
             added = scaled(self._mlp(index, normed, inputs), factor)
         assert added is not None
         return self._end(hidden + added, inputs)

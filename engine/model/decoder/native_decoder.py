@@ -17,10 +17,15 @@ import torch
 from engine.model.causal_model import StepInputs
 from engine.model.decoder.decoder_adapters import DecoderAdapter
 from engine.model.decoder.decoder_config import Activation, DecoderConfig, Experts, NotSupported
-from engine.model.decoder.decoder_weights import DecoderWeights, ExpertWeights, LayerWeights
+from engine.model.decoder.decoder_weights import (
+    ConvolutionWeights,
+    DecoderWeights,
+    ExpertWeights,
+    LayerWeights,
+)
 from engine.model.decoder.native_adapters import PackedAdapters
 from engine.model.decoder.native_weights import PackedWeights
-from engine.model.device.kv_pool import KVPool, LayerShape
+from engine.model.device.kv_pool import KVPool
 from engine.model.device.slabs import ALIGNMENT
 from engine.model.device.weight_files import WeightFiles
 from engine.model.kernels.build import Variant
@@ -31,6 +36,7 @@ from engine.model.kernels.library import (
     ModelStruct,
     RotaryStruct,
     StepStruct,
+    TapsStruct,
     build_of,
     load_library,
 )
@@ -79,14 +85,14 @@ class NativeDecoder:
         self.vocab_size = config.vocab_size
         #: The number of experts that each token uses; the check at load lets it use all.
         self.num_chosen = (config.experts or NO_EXPERTS).num_chosen
-        shape = LayerShape(config.num_kv_heads, config.head_dim, config.head_dim)
-        self.layer_shapes: Sequence[LayerShape] = (shape,) * config.num_layers
+        self.layer_shapes, self.state_shapes = config.layer_shapes, config.state_shapes
         self._library = load_library(variant)
         #: Part of the engine's fingerprint.
         self.build = build_of(self._library)
         self._packed = PackedWeights(variant, weights.embedding.dtype, weight_files)
         self._structs: list[ctypes.Structure] = []
         self._pool: weakref.ref[KVPool] | None = None
+        self._places = config.places
         self._head_outputs = weights.head.weight.shape[0]
         self._logits = ReusedBuffer()
         self._layers = (LayerStruct * config.num_layers)(
@@ -135,7 +141,17 @@ class NativeDecoder:
             for array in (metadata.query_lens, metadata.context_lens, metadata.block_tables)
         ]
         adapters = self._adapters.numbers_of_tokens(inputs)
-        keys, values = self._caches(kv_pool)
+        keys, values, states = self._caches(kv_pool)
+        assert (inputs.recurrent is not None) == bool(self.state_shapes), "it would read no memory"
+        if inputs.recurrent is not None:
+            turn = inputs.recurrent.turn
+            # They must outlive the step.
+            host += [torch.from_numpy(array) for array in (turn.reads, turn.writes)]
+            results |= {
+                "states": ctypes.addressof(states),
+                "state_reads": _integers(host[3]),
+                "state_writes": _integers(host[4]),
+            }
         step = StepStruct(
             num_tokens=len(inputs.token_ids),
             num_rows=metadata.num_rows,
@@ -161,8 +177,8 @@ class NativeDecoder:
         if self._library.quire_step(self._handle, step) != 0:
             raise MemoryError("not enough memory for the activations of a step")
 
-    def _caches(self, kv_pool: KVPool) -> tuple[_Pointers, _Pointers]:
-        """The addresses of the pool's tensors; they never move.
+    def _caches(self, kv_pool: KVPool) -> tuple[_Pointers, _Pointers, _Pointers]:
+        """The addresses of the pool's keys, values and states; they never move.
 
         Raises:
             NotSupported: the kernels do not support a quantized cache of this shape.
@@ -181,7 +197,15 @@ class NativeDecoder:
                 self._library.quire_advise_huge_pages(cache.data_ptr(), cache.nbytes)
             addresses = [cache.data_ptr() for cache in caches]
             array = ctypes.c_void_p * len(layers)
-            self._pointers = array(*addresses[: len(layers)]), array(*addresses[len(layers) :])
+            states = [
+                kv_pool.states.layer(place)[0].data_ptr() if kv_pool.states is not None else 0
+                for place in range(len(self.state_shapes))
+            ]
+            self._pointers = (
+                array(*addresses[: len(layers)]),
+                array(*addresses[len(layers) :]),
+                (ctypes.c_void_p * len(states))(*states),
+            )
             self._pool = weakref.ref(kv_pool)
         return self._pointers
 
@@ -239,7 +263,9 @@ class NativeDecoder:
             attention_post_norm=self._packed.floats(layer.attention_post_norm),
             mlp_norm=self._packed.floats(layer.mlp_norm),
             mlp_post_norm=self._packed.floats(layer.mlp_post_norm),
-            qkv=self._packed.linear(layer.qkv),
+            projection=self._packed.linear(layer.projection),
+            convolution=self._convolution(layer.convolution),
+            place=self._places[index],
             output=self._packed.linear(layer.output),
             gate_up=self._packed.gate_up(layer.gate_up),
             down=LinearStruct() if layer.down is None else self._packed.linear(layer.down),
@@ -247,6 +273,18 @@ class NativeDecoder:
             window=config.windows[index] or 0,
             rotary=-1 if (rotary := config.rotary_of[index]) is None else rotary,
         )
+
+    def _convolution(self, convolution: ConvolutionWeights | None) -> Any:
+        """A pointer to a convolution, which lives as long as the decoder; None for none."""
+        if convolution is None:
+            return None
+        struct = TapsStruct(
+            taps=self._packed.floats(convolution.taps.T.contiguous()),
+            bias=self._packed.floats(convolution.bias),
+            num_taps=convolution.taps.shape[1],
+        )
+        self._structs.append(struct)
+        return ctypes.pointer(struct)
 
     def _experts(self, experts: ExpertWeights) -> Any:
         """A pointer to the experts of a layer, which live as long as the decoder."""

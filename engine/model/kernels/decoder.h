@@ -29,13 +29,23 @@ struct QuireExperts {
   const QuireLinear *gate_up, *down;
 };
 
+// The weights of a causal convolution of each channel, see convolution.h.
+struct QuireTaps {
+  const float* taps;  // [num_taps][channels]; the last tap is that of the token itself.
+  const float* bias;  // [channels], or null.
+  int64_t num_taps;
+};
+
 struct QuireLayer {
   const float *attention_norm, *query_norm, *key_norm, *attention_post_norm;
   const float* sinks;  // One per query head: a score without a value. Null for none.
   const float *mlp_norm, *mlp_post_norm;
-  // The strips of gate_up alternate: a strip of gates, a strip of ups.
-  QuireLinear qkv, output, gate_up, down;
-  const QuireExperts* experts;  // Instead of gate_up and down, or null.
+  // The outputs of `projection` are queries, keys and values, or what a convolution needs. The strips
+  // of gate_up alternate: a strip of gates, a strip of ups.
+  QuireLinear projection, output, gate_up, down;
+  const QuireTaps* convolution;  // Instead of attention, or null.
+  const QuireExperts* experts;   // Instead of gate_up and down, or null.
+  int64_t place;                 // The index of its keys and values, or of its states.
   int64_t window;  // Keys a token sees, itself included; 0 for all.
   int64_t rotary;  // The index of its rotary embedding; negative: nothing is rotated.
 };
@@ -83,7 +93,7 @@ struct QuireModel {
   QuireLinear head;
   const QuireLayer* layers;
   int64_t num_adapters;
-  const QuireAddition* additions;  // [num_adapters][num_layers][qkv, output, gate_up, down].
+  const QuireAddition* additions;  // [num_adapters][num_layers][projection, output, gate_up, down].
 };
 
 struct QuireStep {
@@ -94,8 +104,12 @@ struct QuireStep {
   const int64_t *query_lens, *context_lens, *tables;                  // One per row.
   const int64_t* logit_rows;
   const int64_t* adapters;  // One per token, negative for none; null if no token has one.
-  void* const* key_caches;  // One per layer.
+  void* const* key_caches;  // One per layer with attention.
   void* const* value_caches;
+  // One per layer with a convolution: [buffers][num_taps - 1][channels], the last inputs after some
+  // token, oldest first. Null, like the next two, for a model without.
+  float* const* states;
+  const int64_t *state_reads, *state_writes;  // One buffer per row. No row writes what a row reads.
   // Per logit row, the head's outputs; not written if `argmax` is given.
   float* logits;
   // Per logit row, the token of the largest logit, or BROKEN; may be null.

@@ -14,9 +14,11 @@
 #include "attention.h"
 #include "decoder.h"
 #include "experts.h"
+#include "heads.h"
 #include "layers.h"
 #include "product.h"
 #include "rotary.h"
+#include "short_convolution.h"
 #include "workspace.h"
 
 namespace quire {
@@ -46,13 +48,15 @@ class Decoder : public AnyDecoder {
         width_(SpanWorker<T>::padded(model.head_dim)),
         gate_(model),
         angles_(model),
+        heads_(model),
+        convolutions_(model),
         adapters_(model),
         experts_(model),
         digits_(model.digits) {
     for (int64_t i = 0; i < model.num_layers; i++) {
       const QuireLayer& layer = model.layers[i];
       const QuireLinear& third = layer.experts ? layer.experts->router : layer.gate_up;
-      for (const QuireLinear& linear : {layer.qkv, layer.output, third, layer.down})
+      for (const QuireLinear& linear : {layer.projection, layer.output, third, layer.down})
         products_.push_back({linear});
     }
     products_.push_back({model.head});
@@ -68,6 +72,7 @@ class Decoder : public AnyDecoder {
     const int64_t element_bytes = step.quantizes_cache ? 1 : (int64_t)sizeof(Element);
     cache_ = {model_.num_kv_heads, step.block_size, model_.head_dim, element_bytes};
     plan_attention();
+    convolutions_.plan(step);
     adapters_.plan(step);
     lay_out();
     std::optional<Team> team;
@@ -98,12 +103,16 @@ class Decoder : public AnyDecoder {
     const int64_t threads = step_->num_threads;
     const int64_t tokens = std::max(step_->num_tokens, step_->num_logit_rows);
     const int64_t padding = ROW_PADDING * T::PER_WORD;
-    const int64_t projected = (m.num_heads + 2 * m.num_kv_heads) * m.head_dim;
+    int64_t projected = m.hidden_size, mixed = m.num_heads * m.head_dim;
+    for (int64_t i = 0; i < m.num_layers; i++) {
+      projected = std::max(projected, m.layers[i].projection.outputs);
+      mixed = std::max(mixed, m.layers[i].output.inputs);
+    }
     normed_.stride = m.hidden_size + padding;
-    attended_.stride = m.num_heads * m.head_dim + padding;
+    mixed_.stride = mixed + padding;
     activated_.stride = SpanWorker<T>::padded(m.intermediate_size) + padding;
     queries_.stride = group_ * m.head_dim;
-    projected_stride_ = std::max({m.hidden_size, projected, SpanWorker<T>::padded(m.num_experts)});
+    projected_stride_ = std::max(projected, SpanWorker<T>::padded(m.num_experts));
     scratch_stride_ = SpanWorker<T>::scratch_size(cache_, group_);
     partial_stride_ = Partial::size(SpanWorker<T>::max_rows(group_), width_);
     stream_.count = step_->num_tokens;
@@ -111,7 +120,7 @@ class Decoder : public AnyDecoder {
     workspace_.add(&stream_.rows, stream_.count * m.hidden_size);
     workspace_.add(&logit_stream_.rows, logit_stream_.count * m.hidden_size);
     add_rows(normed_, tokens);
-    add_rows(attended_, tokens);
+    add_rows(mixed_, tokens);
     add_rows(queries_, tokens * m.num_kv_heads);
     add_rows(activated_, tokens);
     workspace_.add(&projected_, tokens * projected_stride_);
@@ -121,10 +130,10 @@ class Decoder : public AnyDecoder {
     workspace_.add(&argmax_, threads * logit_stream_.count * RowArgmax::ROW_SIZE);
     const int64_t partials = std::max(plan_.num_partials, logit_plan_.num_partials);
     workspace_.add(&partials_, (partials + threads) * partial_stride_);
-    adapters_.lay_out(workspace_, activated_.stride, attended_.stride, normed_.stride);
+    adapters_.lay_out(workspace_, activated_.stride, mixed_.stride, normed_.stride);
     digits_.lay_out(workspace_, products_, tokens, threads);
     // The matrix unit reads whole tile registers, beyond the last row.
-    int64_t longest = std::max({normed_.stride, attended_.stride, activated_.stride});
+    int64_t longest = std::max({normed_.stride, mixed_.stride, activated_.stride});
     experts_.lay_out(workspace_, tokens, step_->num_chosen, padding, &longest);
     workspace_.reserve(UNIT_HEIGHT * longest * (int64_t)sizeof(typename Row::Element));
   }
@@ -143,17 +152,16 @@ class Decoder : public AnyDecoder {
       const Product* const products = &products_[4 * i];
       const bool split = i < SPLIT_PRECISION_LAYERS, last = i + 1 == model_.num_layers;
       const Inputs normed = inputs_of(products[0], normed_, split);
-      const Inputs attended = inputs_of(products[1], attended_, split);
-      const Inputs queries = queries_.with_low(split);
+      const Inputs mixed = inputs_of(products[1], mixed_, split);
       norm(stream_, layer.attention_norm, normed, team, member);
       project(products[0], normed, stream_.count, team, member);
-      if (layer.query_norm != nullptr && model_.norms_whole_projections)
-        norm_projections(layer, team, member);
-      rotate_and_store(layer, i, queries, team, member);
       if (last) gather_logit_rows(team, member);
       const ResidualStream& stream = last ? logit_stream_ : stream_;
-      attend(layer, i, last ? logit_plan_ : plan_, queries, attended, team, member);
-      add_to_residual(stream, products[1], attended, layer.attention_post_norm, team, member);
+      if (layer.convolution != nullptr)
+        convolve(layer, last ? step_->logit_rows : nullptr, stream.count, mixed, team, member);
+      else
+        attend(layer, last ? logit_plan_ : plan_, queries_.with_low(split), mixed, team, member);
+      add_to_residual(stream, products[1], mixed, layer.attention_post_norm, team, member);
       if (layer.experts != nullptr)
         mix_experts(layer, products[2], stream, team, member);
       else
@@ -171,7 +179,7 @@ class Decoder : public AnyDecoder {
     team.barrier();
   }
 
-  // Needs no barrier: attend() has one before the rows are read.
+  // Needs no barrier: attend() and convolve() have one before the rows are read.
   void gather_logit_rows(Team& team, int member) {
     const int64_t size = model_.hidden_size;
     const Share mine(logit_stream_.count, member, team.size());
@@ -233,45 +241,10 @@ class Decoder : public AnyDecoder {
     team.barrier();
   }
 
-  void norm_projections(const QuireLayer& layer, Team& team, int member) {
-    const int64_t queries = model_.num_heads * model_.head_dim;
-    const Share mine(step_->num_tokens, member, team.size());
-    for (int64_t t = mine.first; t < mine.last; t++) {
-      float* row = projected_ + t * projected_stride_;
-      norm_in_place(row, layer.query_norm, queries, model_.epsilon);
-      norm_in_place(row + queries, layer.key_norm, model_.num_kv_heads * model_.head_dim,
-                    model_.epsilon);
-    }
-    team.barrier();
-  }
-
-  void rotate_and_store(const QuireLayer& layer, int64_t index, const Inputs& queries, Team& team,
-                        int member) {
-    const int64_t kv_heads = model_.num_kv_heads, dim = model_.head_dim;
-    char* const keys = (char*)step_->key_caches[index];
-    char* const values = (char*)step_->value_caches[index];
-    const Share mine(step_->num_tokens * kv_heads, member, team.size());
-    for (int64_t i = mine.first; i < mine.last; i++) {
-      const int64_t token = i / kv_heads, head = i % kv_heads;
-      float* projected = projected_ + token * projected_stride_;
-      float* key = projected + (model_.num_heads + head) * dim;
-      for (int64_t g = 0; g < group_; g++) {
-        float* query = projected + (head * group_ + g) * dim;
-        prepare_head(query, layer, layer.query_norm, token);
-        narrow_row(queries.at(query_row(head, token), g * dim), query, dim);
-      }
-      prepare_head(key, layer, layer.key_norm, token);
-      const int64_t block = step_->slot_blocks[token], offset = step_->slot_offsets[token];
-      store_key<T>(cache_, cache_.head_of(keys, block, head), offset, key);
-      store_value<T>(cache_, cache_.head_of(values, block, head), offset, key + kv_heads * dim);
-    }
-    team.barrier();
-  }
-
-  void prepare_head(float* head, const QuireLayer& layer, const float* weight, int64_t token) {
-    if (weight != nullptr && !model_.norms_whole_projections)
-      norm_in_place(head, weight, model_.head_dim, model_.epsilon);
-    if (layer.rotary >= 0) angles_.rotate(head, layer.rotary, token);
+  void convolve(const QuireLayer& layer, const int64_t* tokens, int64_t count, const Inputs& mixed,
+                Team& team, int member) {
+    convolutions_.mix(*layer.convolution, step_->states[layer.place], projected_,
+                      projected_stride_, tokens, count, mixed, team, member);
   }
 
   // Query rows are in the order key head, token, query head; this is the first of a token.
@@ -279,10 +252,13 @@ class Decoder : public AnyDecoder {
     return kv_head * step_->num_tokens + token;
   }
 
-  void attend(const QuireLayer& layer, int64_t index, const AttentionPlan& plan,
-              const Inputs& queries, const Inputs& attended, Team& team, int member) {
-    SpanWorker<T> worker(cache_, step_->key_caches[index], step_->value_caches[index], group_,
-                         model_.scaling, model_.softcap, scratch_ + member * scratch_stride_);
+  void attend(const QuireLayer& layer, const AttentionPlan& plan, const Inputs& queries,
+              const Inputs& attended, Team& team, int member) {
+    heads_.store(layer, *step_, cache_, angles_, projected_, projected_stride_, queries, team,
+                 member);
+    SpanWorker<T> worker(cache_, step_->key_caches[layer.place],
+                         step_->value_caches[layer.place], group_, model_.scaling, model_.softcap,
+                         scratch_ + member * scratch_stride_);
     const auto attend_for = [&](const Unit& unit, const Unit* next) {
       const int64_t first = plan.rows[unit.row].offset + unit.first_token;
       const Partial sum =
@@ -386,6 +362,8 @@ class Decoder : public AnyDecoder {
   const QuireStep* step_ = nullptr;
   AttentionPlan plan_, logit_plan_;
   RotaryAngles angles_;
+  Heads<T> heads_;
+  GatedConvolutions convolutions_;
   Adapters<T> adapters_;
   Experts<T> experts_;
   DigitWriter<Row> digits_;
@@ -393,7 +371,7 @@ class Decoder : public AnyDecoder {
   Workspace workspace_;
   int64_t projected_stride_, scratch_stride_, partial_stride_;
   float *projected_, *sums_, *scratch_, *partials_, *argmax_;
-  Inputs normed_, attended_, activated_, queries_;
+  Inputs normed_, mixed_, activated_, queries_;
 };
 
 }  // namespace quire

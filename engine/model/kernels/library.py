@@ -8,7 +8,7 @@ from typing import Any
 from engine.model.kernels.build import KernelsUnavailable, Variant, library_path
 
 #: What `quire_abi` of decoder.cpp must return for the structs below.
-ABI = 11
+ABI = 12
 
 _Pointer = ctypes.c_void_p
 _Integer = ctypes.c_int64
@@ -48,6 +48,12 @@ class ExpertsStruct(ctypes.Structure):
     ]
 
 
+class TapsStruct(ctypes.Structure):
+    """QuireTaps."""
+
+    _fields_ = [*_fields(_Pointer, "taps", "bias"), *_fields(_Integer, "num_taps")]
+
+
 class LayerStruct(ctypes.Structure):
     """QuireLayer."""
 
@@ -55,9 +61,10 @@ class LayerStruct(ctypes.Structure):
         *_fields(_Pointer, "attention_norm", "query_norm", "key_norm", "attention_post_norm"),
         *_fields(_Pointer, "sinks"),
         *_fields(_Pointer, "mlp_norm", "mlp_post_norm"),
-        *_fields(LinearStruct, "qkv", "output", "gate_up", "down"),
+        *_fields(LinearStruct, "projection", "output", "gate_up", "down"),
+        ("convolution", ctypes.POINTER(TapsStruct)),
         ("experts", ctypes.POINTER(ExpertsStruct)),
-        *_fields(_Integer, "window", "rotary"),
+        *_fields(_Integer, "place", "window", "rotary"),
     ]
 
 
@@ -105,7 +112,9 @@ class StepStruct(ctypes.Structure):
         *_fields(_Integer, "quantizes_cache"),
         *_fields(_Pointer, "token_ids", "positions", "slot_blocks", "slot_offsets"),
         *_fields(_Pointer, "query_lens", "context_lens", "tables", "logit_rows", "adapters"),
-        *_fields(_Pointer, "key_caches", "value_caches", "logits", "argmax"),
+        *_fields(_Pointer, "key_caches", "value_caches"),
+        *_fields(_Pointer, "states", "state_reads", "state_writes"),
+        *_fields(_Pointer, "logits", "argmax"),
     ]
 
 

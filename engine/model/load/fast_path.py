@@ -15,15 +15,16 @@ import torch
 
 from engine.errors import ModelRefused
 from engine.model.adapters import Adapter
-from engine.model.causal_model import CausalModel
+from engine.model.causal_model import CausalModel, state_shapes_of
 from engine.model.checks.probe import TOLERANCES, relative_errors
 from engine.model.checks.rehearsal import prompt_of, reference_rehearsal
 from engine.model.decoder.decoder import Decoder
 from engine.model.decoder.decoder_adapters import DecoderAdapter, map_adapter
-from engine.model.decoder.decoder_config import DecoderConfig, NotSupported, read_config
+from engine.model.decoder.decoder_config import DecoderConfig, NotSupported
 from engine.model.decoder.decoder_weights import DecoderWeights, read_weights
 from engine.model.decoder.fused_decoder import FusedDecoder
 from engine.model.decoder.native_decoder import NativeDecoder
+from engine.model.decoder.read_config import read_config
 from engine.model.device.device_errors import cause_of, is_out_of_memory
 from engine.model.device.quantized_kv import QUANTIZED
 from engine.model.device.weight_files import WeightFiles
@@ -173,6 +174,8 @@ def check_against(
     """
     if tuple(model.layer_shapes) != tuple(served.layer_shapes):
         raise WrongLogits(f"{model.name} has other shapes of keys and values than the model")
+    if tuple(state_shapes_of(model)) != served.state_shapes:
+        raise WrongLogits(f"{model.name} has other shapes of recurrent states than the model")
     with every_expert(served, model):
         _check_closely(served, model, block_size, adapters)
         if cache_dtype == QUANTIZED:

@@ -27,7 +27,7 @@ from engine.model.run.graphs import DecodeGraphs
 from engine.model.sampling.fused_draw import fused_draw
 from engine.model.sampling.likelihoods import PromptLikelihoods
 from engine.model.sampling.sampler import Drawn, Draws, Sampler, take_argmax
-from engine.model.step import Fed, HostStep, compute_logits, feed_of, lay_out
+from engine.model.step import Fed, HostStep, choose_tokens, compute_logits, feed_of, lay_out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +220,8 @@ class ModelRunner:
         model = self.model
         may_choose = self._multiple == 1 and not step.num_scored
         if may_choose and isinstance(model, Chooser) and take_argmax(due):
-            return Draws(model.choose(step.inputs(self._backend), self.kv_pool), due)
+            tokens = choose_tokens(step, model=model, kv_pool=self.kv_pool, backend=self._backend)
+            return Draws(tokens, due)
         logits = self._logits(step)
         if not step.num_scored:
             return self._sampler.draw(logits, due)

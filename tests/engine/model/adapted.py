@@ -16,9 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 from engine.model.adapters import read_adapters
 from engine.model.decoder.decoder import Decoder
 from engine.model.decoder.decoder_adapters import map_adapter
-from engine.model.decoder.decoder_config import read_config
 from engine.model.decoder.decoder_weights import read_weights
 from engine.model.decoder.native_decoder import NativeDecoder
+from engine.model.decoder.read_config import read_config
 from engine.model.kernels.build import Variant, best_variant
 from tests.engine.model.builders import Oracle
 from tests.engine.model.decoders import Forms, forms_of
@@ -29,7 +29,11 @@ ALL_LINEAR = "all-linear"
 ADAPTERS = {
     "a": {"r": 8},
     "odd": {"r": 5, "lora_alpha": 10, "rank_pattern": {"k_proj": 1, "up_proj": 19, "o_proj": 2}},
-    "few": {"r": 33, "lora_alpha": 70, "targets": ["q_proj", "v_proj", "down_proj", "o_proj"]},
+    "few": {
+        "r": 33,
+        "lora_alpha": 70,
+        "targets": ["q_proj", "v_proj", "down_proj", "o_proj", "in_proj", "out_proj", "w2"],
+    },
 }
 #: So large that an output with an adapter is another one soon.
 ALPHA = 24

@@ -13,9 +13,9 @@ from engine.model.causal_model import CausalModel
 from engine.model.checks.probe import probe
 from engine.model.checks.rehearsal import reference_rehearsal
 from engine.model.decoder.decoder import Decoder
-from engine.model.decoder.decoder_config import read_config
 from engine.model.decoder.decoder_weights import read_weights
 from engine.model.decoder.native_decoder import NativeDecoder
+from engine.model.decoder.read_config import read_config
 from engine.model.kernels.build import Variant, best_variant
 from engine.model.wide.loader import load_model
 from engine.model.wide.transformers_model import TransformersModel
@@ -113,6 +113,19 @@ FAMILIES: dict[str, PreTrainedConfig] = {
         sliding_window=13,
         swiglu_limit=1.5,
         rope_parameters=_YARN | {"truncate": False},
+    ),
+    "lfm2": transformers.Lfm2Config(
+        **(_GROUPED | {"num_hidden_layers": 4, "intermediate_size": 100}),
+        block_multiple_of=16,
+        layer_types=["conv", "full_attention", "full_attention", "conv"],
+    ),
+    # Nothing is a multiple of a strip: 72 channels, 50 gates.
+    "lfm2, biases and odd sizes": transformers.Lfm2Config(
+        **(_GROUPED | {"hidden_size": 72, "intermediate_size": 50, "num_hidden_layers": 3}),
+        layer_types=["conv", "conv", "full_attention"],
+        block_auto_adjust_ff_dim=False,
+        conv_bias=True,
+        conv_L_cache=5,
     ),
     "gemma": transformers.GemmaConfig(**_GROUPED, head_dim=16),
     # Scores and logits capped where they would often go further, and a window in every other layer.

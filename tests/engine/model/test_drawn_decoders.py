@@ -15,14 +15,16 @@ from tests.engine.model.decoders import forms_of, run_steps
 #: the sizes of blocks and prompts, and each family in both precisions.
 SEEDS = (
     *(0, 1, 2, 6, 7, 11, 12, 14, 15, 16, 19, 20, 23, 25, 28, 29, 31, 33, 34, 35),
-    *(38, 41, 42, 43, 44, 155, 193),
+    *(38, 41, 42, 43, 44, 155, 193, 200, 201, 202, 203),
 )
-#: From these seeds on, models of `GEMMAS` and of `MIXTURES` are drawn.
-FIRST_GEMMA, FIRST_MIXTURE = 24, 36
+#: From these seeds on, models of `GEMMAS`, of `MIXTURES` and of `HYBRIDS` are drawn.
+FIRST_GEMMA, FIRST_MIXTURE, FIRST_HYBRID = 24, 36, 200
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3", "Phi3", "Granite", "Olmo2")
 #: Caps, norms around blocks, and layers with different rotary embeddings.
 GEMMAS = ("Gemma", "Gemma2", "Gemma3Text")
 MIXTURES = ("Mixtral", "Qwen3Moe", "GptOss")
+#: Convolutions beside attention.
+HYBRIDS = ("Lfm2",)
 ROTARY = (
     {"rope_type": "default"},
     {"rope_type": "linear", "factor": 2.0},
@@ -50,7 +52,9 @@ def threads():
 def families_of(seed: int) -> Sequence[str]:
     if seed < FIRST_GEMMA:
         return FAMILIES
-    return GEMMAS if seed < FIRST_MIXTURE else MIXTURES
+    if seed < FIRST_MIXTURE:
+        return GEMMAS
+    return MIXTURES if seed < FIRST_HYBRID else HYBRIDS
 
 
 def drawn_config(draw: random.Random, families: Sequence[str]) -> PreTrainedConfig:
@@ -93,6 +97,8 @@ def drawn_config(draw: random.Random, families: Sequence[str]) -> PreTrainedConf
         options |= {"residual_multiplier": 0.3, "logits_scaling": 4.0}
     if family in GEMMAS:
         options |= gemma_options(draw, family, num_layers)
+    if family in HYBRIDS:
+        options |= hybrid_options(draw, options)
     if family in MIXTURES:
         options |= mixture_options(draw, family, num_layers)
     config: PreTrainedConfig = getattr(transformers, f"{family}Config")(**options)
@@ -145,6 +151,19 @@ def mixture_options(draw: random.Random, family: str, num_layers: int) -> dict[s
     }
 
 
+def hybrid_options(draw: random.Random, options: dict[str, Any]) -> dict[str, Any]:
+    kinds = [draw.choice(("conv", "full_attention")) for _ in range(options["num_hidden_layers"])]
+    kinds[draw.randrange(len(kinds))] = "full_attention"
+    return {
+        "layer_types": kinds,
+        "norm_eps": options.pop("rms_norm_eps"),
+        "conv_bias": draw.random() < 0.5,
+        "conv_L_cache": draw.choice((2, 3, 4, 20)),
+        "block_auto_adjust_ff_dim": draw.random() < 0.5,
+        "block_multiple_of": draw.choice((2, 32)),
+    }
+
+
 def drawn_steps(draw: random.Random, lengths: Sequence[int]) -> Iterator[list[int]]:
     left = list(lengths)
     while any(left):
@@ -183,6 +202,6 @@ def test_a_drawn_model_is_one_in_every_form_and_compiled_in_any_company_bit_for_
     for found in (compiled, portable):
         errors = (found - exact).norm(dim=-1) / exact.norm(dim=-1)
         # In low precision, rounding decides between two experts with nearly equal scores.
-        rerouted = seed >= FIRST_MIXTURE and dtype == torch.bfloat16
+        rerouted = FIRST_MIXTURE <= seed < FIRST_HYBRID and dtype == torch.bfloat16
         worst = float(errors.median() if rerouted else errors.max())
         assert worst < (1e-4 if dtype == torch.float32 else 0.3)

@@ -10,9 +10,9 @@ import torch
 from engine.model.attention.reference import ReferenceAttention
 from engine.model.causal_model import BROKEN
 from engine.model.checks.probe import probe
-from engine.model.decoder.decoder_config import read_config
 from engine.model.decoder.decoder_weights import Linear, read_weights
 from engine.model.decoder.native_decoder import NativeDecoder
+from engine.model.decoder.read_config import read_config
 from engine.model.device.kv_pool import KVPool
 from engine.model.kernels.build import best_variant
 from engine.model.sampling.sampler import Sampler

@@ -13,8 +13,9 @@ from engine.errors import ModelRefused
 from engine.model.checks.probe import probe, relative_errors
 from engine.model.decoder import families
 from engine.model.decoder.decoder import Decoder
-from engine.model.decoder.decoder_config import NotSupported, read_config
+from engine.model.decoder.decoder_config import NotSupported
 from engine.model.decoder.native_decoder import NativeDecoder
+from engine.model.decoder.read_config import read_config
 from engine.model.kernels.build import KernelsUnavailable
 from engine.model.load import fast_path
 from engine.model.load.fast_path import choose_model

@@ -8,8 +8,8 @@ import torch
 
 from engine.model.checks.probe import probe
 from engine.model.decoder import decoder_weights
-from engine.model.decoder.decoder_config import read_config
 from engine.model.decoder.decoder_weights import read_weights
+from engine.model.decoder.read_config import read_config
 from engine.model.load.fast_path import choose_model
 from engine.model.wide.loader import load_model
 from engine.model.wide.transformers_model import TransformersModel
@@ -59,9 +59,9 @@ def test_the_parts_of_a_fused_product_are_freed_before_the_next_is_fused(wide, m
     numbers = [len(names) for names in kept]
     assert numbers == [16, 13, 10, 8, 5, 2]
     assert {name for name, memory in watched.items() if memory() is None} == fused
-    qkv, query = weights.layers[1].qkv, wide.layers[1].module.q_proj
-    assert query.weight.data_ptr() == qkv.weight.data_ptr()
-    assert query.bias.data_ptr() == qkv.bias.data_ptr()
+    projection, query = weights.layers[1].projection, wide.layers[1].module.q_proj
+    assert query.weight.data_ptr() == projection.weight.data_ptr()
+    assert query.bias.data_ptr() == projection.bias.data_ptr()
 
 
 @pytest.mark.parametrize(

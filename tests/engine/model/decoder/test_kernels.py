@@ -18,10 +18,12 @@ from engine.model.decoder.native_decoder import (
     ReusedBuffer,
 )
 from engine.model.device.kv_pool import KVPool
+from engine.model.device.state_pool import StatePool
 from engine.model.kernels import build
 from engine.model.kernels.build import FETCH_LEVELS, VARIANTS, best_variant
 from engine.model.kernels.packing import interleave, pack
 from engine.model.step import compute_logits, lay_out
+from engine.request import NO_SLOT
 from tests.engine.model.adapted import ADAPTERS, shared_adapted_forms
 from tests.engine.model.builders import _GROUPED, make_prompt, make_row, make_runner, save_model
 from tests.engine.model.decoders import FAMILIES, forms_of, run_steps, shared_forms
@@ -55,6 +57,17 @@ LONG_MIXTURE = transformers.Qwen3MoeConfig(
 LONG_GRANITE = transformers.GraniteSWAConfig(
     **(_GROUPED | {"max_position_embeddings": 1024}), sliding_window=300, attention_multiplier=0.25
 )
+#: Four whole strips of channels and half of one. The first and the last layer are convolutions.
+LONG_LFM2 = transformers.Lfm2Config(
+    **(
+        _GROUPED
+        | {"max_position_embeddings": 1024, "num_hidden_layers": 4}
+        | {"hidden_size": 72, "num_attention_heads": 6}
+    ),
+    head_dim=16,
+    layer_types=["conv", "full_attention", "conv", "conv"],
+    block_auto_adjust_ff_dim=False,
+)
 LONG_CONFIGS = {
     "full": LONG_LLAMA,
     "window": LONG_MISTRAL,
@@ -62,6 +75,7 @@ LONG_CONFIGS = {
     "experts": LONG_MIXTURE,
     "sinks": LONG_GRANITE,
     "adapters": LONG_LLAMA,
+    "convolutions": LONG_LFM2,
 }
 
 
@@ -125,18 +139,25 @@ def test_where_a_chunk_begins_moves_no_bit_of_tokens_that_see_a_window(dtype, wi
         assert torch.equal(found, whole)
 
 
+def pool_of(native: NativeDecoder, num_rows: int, **options) -> KVPool:
+    """A pool with a slot for each row, if the model has a recurrent state."""
+    shapes = native.state_shapes
+    states = StatePool(shapes, num_slots=num_rows) if shapes else None
+    return KVPool(native.layer_shapes, states=states, **options)
+
+
 def test_the_logits_of_some_tokens_are_those_of_all_bit_for_bit(case):
     native, dtype = case.native, case.dtype
     rows = [
         make_row(
             prompt, request_id=str(index), block_ids=range(40 * index, 40 * index + 40)
-        )._replace(adapter=name)
+        )._replace(adapter=name, state_slot=index if native.state_shapes else NO_SLOT)
         for index, (prompt, name) in enumerate(zip(PROMPTS, cycle(case.adapters), strict=False))
     ]
     step = lay_out(rows, block_size=16, device=torch.device("cpu"))
 
     def logits_of(tokens: Sequence[int]) -> torch.Tensor:
-        pool = KVPool(native.layer_shapes, num_blocks=120, block_size=16, dtype=dtype)
+        pool = pool_of(native, len(rows), num_blocks=120, block_size=16, dtype=dtype)
         chosen = replace(step, logit_rows=np.array(tokens, dtype=np.int64))
         return compute_logits(chosen, model=native, kv_pool=pool, backend=ReferenceAttention())
 
@@ -154,15 +175,16 @@ def test_of_many_decodes_at_once_each_is_what_it_is_alone_bit_for_bit(case):
 
     def logits_of(chosen: Sequence[list[int]]) -> torch.Tensor:
         blocks = len(chosen) * -(-max(lengths) // block_size)
-        shapes = native.layer_shapes
-        pool = KVPool(shapes, num_blocks=blocks, block_size=block_size, dtype=dtype)
+        pool = pool_of(native, len(chosen), num_blocks=blocks, block_size=block_size, dtype=dtype)
         # What lies in slots that were never written must not show.
         pool.spoil()
         chunks, decodes = [], []
         for index, prompt in enumerate(chosen):
             table = range(index, blocks, len(chosen))
-            chunks.append(make_row(prompt, end=len(prompt) - 1, block_ids=table))
-            decodes.append(make_row(prompt, start=len(prompt) - 1, block_ids=table))
+            slot, end = index if native.state_shapes else NO_SLOT, len(prompt) - 1
+            for found, part in ((chunks, {"end": end}), (decodes, {"start": end})):
+                row = make_row(prompt, block_ids=table, **part)
+                found.append(row._replace(state_slot=slot))
         for rows in (chunks, decodes):
             step = lay_out(rows, block_size=block_size, device=torch.device("cpu"))
             logits = compute_logits(step, model=native, kv_pool=pool, backend=ReferenceAttention())

@@ -13,9 +13,9 @@ from gguf import GGMLQuantizationType as Type
 from engine.errors import ModelRefused
 from engine.model.checks.probe import probe
 from engine.model.decoder import native_weights
-from engine.model.decoder.decoder_config import read_config
 from engine.model.decoder.decoder_weights import read_weights
 from engine.model.decoder.native_decoder import NativeDecoder
+from engine.model.decoder.read_config import read_config
 from engine.model.device.weight_files import WeightFiles
 from engine.model.kernels.build import VARIANTS, best_variant
 from engine.model.wide import gguf_blocks

@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_leaves
 from engine.model.attention.reference import ReferenceAttention
 from engine.model.checks.probe import probe
 from engine.model.decoder.decoder import Decoder
-from engine.model.decoder.decoder_config import read_config
 from engine.model.decoder.decoder_weights import read_weights
+from engine.model.decoder.read_config import read_config
 from engine.model.device.kv_pool import KVPool
 from engine.model.device.pool_size import StepSize
 from engine.model.run.model_runner import Limits

@@ -13,9 +13,9 @@ import transformers
 from engine.errors import ModelRefused
 from engine.model.adapters import read_adapters
 from engine.model.decoder.decoder_adapters import map_adapter
-from engine.model.decoder.decoder_config import read_config
 from engine.model.decoder.decoder_weights import read_weights
 from engine.model.decoder.native_decoder import NativeDecoder
+from engine.model.decoder.read_config import read_config
 from engine.model.device.slabs import Slabs
 from engine.model.device.weight_files import Region, WeightFiles
 from engine.model.kernels.build import best_variant

@@ -15,9 +15,10 @@ from engine.model.attention.reference import ReferenceAttention
 from engine.model.checks.probe import probe
 from engine.model.decoder import decoder as decoder_module
 from engine.model.decoder.decoder import Decoder
-from engine.model.decoder.decoder_config import NotSupported, read_config
+from engine.model.decoder.decoder_config import NotSupported
 from engine.model.decoder.decoder_weights import read_weights
 from engine.model.decoder.fused_decoder import FusedDecoder
+from engine.model.decoder.read_config import read_config
 from engine.model.device.kv_pool import KVPool
 from engine.model.load import fast_path
 from engine.model.step import compute_logits

@@ -25,8 +25,8 @@ from engine.model.attention.gathered import GatheredAttention
 from engine.model.attention.interface import AttentionUnavailable
 from engine.model.attention.reference import ReferenceAttention
 from engine.model.decoder.decoder import Decoder
-from engine.model.decoder.decoder_config import read_config
 from engine.model.decoder.decoder_weights import read_weights
+from engine.model.decoder.read_config import read_config
 from engine.model.device.copy_lane import SameLane
 from engine.model.device.kv_pool import KVPool
 from engine.model.run.graphs import DecodeGraphs

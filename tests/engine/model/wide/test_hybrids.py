@@ -1,12 +1,24 @@
-"""Types that may have recurrent layers: served with and without."""
+"""Types that may have recurrent layers: served with and without, and by the fast path."""
 
 import json
 
 import pytest
 import transformers
 
+from engine.cache.state_tags import StateTags
+from engine.errors import DeviceFailed
+from engine.model.decoder.native_decoder import NativeDecoder
 from engine.model.wide.loader import load_model
-from tests.engine.model.builders import _GROUPED, Oracle, check_generated, make_runner, save_model
+from tests.engine.model.builders import (
+    _GROUPED,
+    Oracle,
+    check_generated,
+    generate,
+    make_runner,
+    requests_of,
+    save_model,
+)
+from tests.engine.model.decoders import FAMILIES
 
 _GRANITE = _GROUPED | {
     "num_hidden_layers": 3,
@@ -52,3 +64,30 @@ def test_older_checkpoints_call_these_layers_attention_and_mamba(kind, layers, t
     (folder / "config.json").write_text(json.dumps(config | {"layer_types": layers}))
     kinds = load_model(folder).model.config.layer_types
     assert kinds == SERVED[kind].layer_types
+
+
+CONVOLUTIONS = [name for name in FAMILIES if name.startswith("lfm2")]
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_the_fast_path_has_the_tokens_of_transformers_preempted_and_resumed(name, tmp_path):
+    folder = save_model(FAMILIES[name], tmp_path)
+    runner, expected = make_runner(folder, model_path="fast"), Oracle(folder).alone()
+    assert isinstance(runner.model, NativeDecoder) and runner.config_facts.num_state_slots == 8
+    check_generated(runner, expected)
+
+
+def test_on_the_fast_path_every_bit_is_the_same_in_any_company(tmp_path):
+    folder = save_model(FAMILIES[CONVOLUTIONS[0]], tmp_path)
+    runner = make_runner(folder, deterministic=True, max_num_batched_tokens=48)
+    assert isinstance(runner.model, NativeDecoder)
+    assert generate(runner, requests_of()).tokens == Oracle(folder).alone()
+
+
+def test_the_fast_path_reads_only_states_that_a_step_has_written(tmp_path, monkeypatch):
+    """Where the argmax is computed in the step, and where tokens are drawn from logits."""
+    runner = make_runner(save_model(FAMILIES[CONVOLUTIONS[0]], tmp_path), model_path="fast")
+    monkeypatch.setattr(StateTags, "commit", lambda self, turn: None)
+    for sampling in ({}, {"temperature": 1.0}):
+        with pytest.raises(DeviceFailed, match="is not that after"):
+            generate(runner, requests_of(**sampling))

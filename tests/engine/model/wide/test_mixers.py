@@ -104,7 +104,7 @@ def test_alone_chunked_preempted_resumed_and_batched_the_tokens_are_those_of_gen
     kind, folder_of
 ):
     folder = folder_of(kind)
-    runner, expected = make_runner(folder), Oracle(folder).alone()
+    runner, expected = make_runner(folder, model_path="wide"), Oracle(folder).alone()
     assert runner.config_facts.num_state_slots == 8
     assert generate(runner, requests_of()).tokens == expected
     check_generated(runner, expected)
@@ -113,7 +113,7 @@ def test_alone_chunked_preempted_resumed_and_batched_the_tokens_are_those_of_gen
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_deterministic_compares_every_bit_of_such_a_model(kind, folder_of):
     folder = folder_of(kind)
-    runner = make_runner(folder, deterministic=True, max_num_batched_tokens=48)
+    runner = make_runner(folder, model_path="wide", deterministic=True, max_num_batched_tokens=48)
     expected = Oracle(folder).alone()
     assert generate(runner, requests_of(), max_num_batched_tokens=7).tokens == expected
 

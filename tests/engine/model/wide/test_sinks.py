@@ -9,9 +9,9 @@ import transformers
 from engine.errors import ModelRefused
 from engine.model.checks.probe import probe
 from engine.model.decoder.decoder import Decoder
-from engine.model.decoder.decoder_config import read_config
 from engine.model.decoder.decoder_weights import read_weights
 from engine.model.decoder.native_decoder import NativeDecoder
+from engine.model.decoder.read_config import read_config
 from engine.model.kernels.build import best_variant
 from engine.model.load.fast_path import WrongLogits, check_against
 from engine.model.wide import transformers_model
