@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quire.batch.lines import BadLine, BatchLine
-from quire.batch.progress import Position
+from quire.batch.lines import BatchLine
 from quire.client.following import Following, joined
 from quire.openai.answers import naming_prompt
 from quire.wire.output import Completion, TokenChunk
@@ -58,29 +57,6 @@ class OpenChoice:
         """Stores the end of this choice; returns those of all choices if it was the last one."""
         self.answer.completed[self.choice] = joined(completion, self.chunks)
         return self.answer.choices
-
-
-class OpenLines:
-    """The lines that were read and have no result, in their order, and the bytes that they take."""
-
-    def __init__(self) -> None:
-        self._lines: dict[int, tuple[Position, int]] = {}
-        self.num_bytes = 0
-
-    def add(self, line: BatchLine, *, begin: Position, end: Position) -> None:
-        """A line was read that begins and ends there."""
-        num_bytes = end.offset - begin.offset
-        self._lines[id(line)] = begin, num_bytes
-        self.num_bytes += num_bytes
-
-    def remove(self, line: BatchLine | BadLine) -> None:
-        """A line has its result. A bad one was never added."""
-        _, num_bytes = self._lines.pop(id(line), (None, 0))
-        self.num_bytes -= num_bytes
-
-    def begin(self, end: Position) -> Position:
-        """Where the first of them begins; `end` if there is none."""
-        return next(iter(self._lines.values()), (end, 0))[0]
 
 
 def open_choices(line: BatchLine) -> list[OpenChoice]:

@@ -146,7 +146,18 @@ class LineReader:
         #: Where the line begins that was read last, and where it ends.
         self.begin = self.end = start
         self._taken: set[bytes] = set()
+        self._source = source
         self._lines = self._read(source)
+
+    def read_again(self, begin: Position) -> BatchLine | BadLine:
+        """The line that begins there, which was read before; another one if the file has changed.
+
+        OSError.
+        """
+        with self._source.open("rb") as lines:
+            lines.seek(begin.offset)
+            text = _text_of(lines.readline(), begin)
+        return _parsed(text, number=begin.number + 1, batch=self._name)
 
     def __iter__(self) -> LineReader:
         return self
@@ -161,11 +172,9 @@ class LineReader:
             for data in lines:
                 self.begin = self.end
                 self.end = Position(self.begin.offset + len(data), self.begin.number + 1)
-                # The byte order mark of some editors.
-                text = data.removeprefix(BOM_UTF8) if self.begin.offset == 0 else data
-                if text.strip(_BLANK_BYTES):
-                    # Invalid bytes are read as surrogates.
-                    yield self._parsed(text.decode(errors="surrogateescape"))
+                text = _text_of(data, self.begin)
+                if text.strip(BLANKS):
+                    yield self._parsed(text)
 
     def _parsed(self, text: str) -> BatchLine | BadLine:
         number = self.end.number
@@ -178,6 +187,12 @@ class LineReader:
             return BadLine(number, line.custom_id, "duplicate_custom_id", message)
         self._taken.add(digest)
         return line
+
+
+def _text_of(data: bytes, begin: Position) -> str:
+    """The text of a line, without the byte order mark of some editors. Bad bytes are surrogates."""
+    text = data.removeprefix(BOM_UTF8) if begin.offset == 0 else data
+    return text.decode(errors="surrogateescape")
 
 
 def digest_of(custom_id: str) -> bytes:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeGuard
 
@@ -31,6 +31,7 @@ from quire.wire.choices import id_of
 from quire.wire.json_text import read_object
 from quire.wire.message import Message
 from quire.wire.output import Completion
+from quire.wire.pictures import forgotten
 from quire.wire.protocol import Kind, is_session_id
 
 #: The paths that a line can call -> the kind of its requests.
@@ -68,7 +69,8 @@ class BatchLine:
 
     A `session_id` is part of the hash if the line has one. The `body` of a call for scores is that
     of its requests, of which the answer has the `top_n` best; all if that is 0. `likelihoods` is
-    the form of those of its choices, if it has any.
+    the form of those of its choices, if it has any. A line that `lacks_pictures` is good for its
+    answer, but not for its messages.
     """
 
     custom_id: str
@@ -78,6 +80,17 @@ class BatchLine:
     session_id: str | None = None
     top_n: int = 0
     likelihoods: LikelihoodForm | None = None
+    lacks_pictures: bool = False
+
+    def without_pictures(self) -> tuple[BatchLine, int]:
+        """The line without the data of its pictures, and how many characters these had."""
+        if LINE_KINDS[self.url] != "chat.completions":
+            return self, 0
+        messages, num_characters = forgotten(self.body["messages"])
+        if not num_characters:
+            return self, 0
+        body = {**self.body, "messages": messages}
+        return replace(self, body=body, lacks_pictures=True), num_characters
 
     @property
     def form(self) -> ScoreForm:
@@ -104,6 +117,7 @@ class BatchLine:
 
     def message(self, choice: int = 0, *, attempt: int = 0, **envelope: Any) -> Message:
         """The message to submit for one choice. InvalidRequest for an invalid body."""
+        assert not self.lacks_pictures, "the message would have other content"
         if self.session_id is not None:
             envelope["session_id"] = self.session_id
         return self.call.message(self._id(attempt), choice, **envelope)

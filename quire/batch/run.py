@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from quire.batch.answers import LineAnswer, OpenChoice, OpenLines, open_choices
+from quire.batch.answers import LineAnswer, OpenChoice, open_choices
 from quire.batch.files import LineReader, ResultFiles, count_lines
 from quire.batch.lines import (
     CANCELLED,
@@ -26,6 +26,7 @@ from quire.batch.lines import (
     output_line,
     response_body,
 )
+from quire.batch.open_lines import OpenLines
 from quire.batch.progress import (
     FIRST,
     MAX_REASONS,
@@ -43,13 +44,6 @@ from quire.queue.submit.routing import Parting, shard_of
 from quire.queue.submit.submit import Submitted
 from quire.transport.patience import Patience
 from quire.wire.output import Completion, State, TokenChunk
-
-#: The most requests of one submit.
-SUBMIT_SIZE = 256
-
-#: The most bytes of the lines whose requests are open at once. One line may have more. Lines with
-#: pictures are long, and their bytes are needed again if Redis loses the request.
-MAX_OPEN_BYTES = 256 << 20
 
 #: The most logs of one read.
 READ_SIZE = 256
@@ -111,7 +105,7 @@ class BatchRun:
             self._deadline_ms = brokers[0].now_ms() + int(options.deadline_seconds * 1000)
         self._reader = LineReader(source, options.name, start=start)
         self._lines = (line for line in self._reader if not files.has_result_of(line))
-        self._unfinished = OpenLines()
+        self._unfinished = OpenLines(self._reader, model=options.model)
         # Ordered by the time of the last read, so that every log is read in turn.
         self._open: dict[str, OpenChoice] = {}
         self._waiting: list[OpenChoice] = []
@@ -157,15 +151,14 @@ class BatchRun:
 
     def _now(self) -> BatchProgress:
         seconds = time.monotonic() - self._began
-        position = self._unfinished.begin(self._reader.end)
+        position = self._unfinished.begin
         return replace(self._progress, inflight=len(self._open), seconds=seconds, position=position)
 
     def _refill(self) -> None:
-        """Takes lines until `max_inflight` requests, or MAX_OPEN_BYTES of them, have no end."""
-        while (
-            len(self._open) + len(self._waiting) < self._options.max_inflight
-            and self._unfinished.num_bytes < MAX_OPEN_BYTES
-        ):
+        """Takes lines until `max_inflight` requests have no end, or their lines are full."""
+        num_bytes = self._unfinished.num_bytes_of(self._waiting)
+        most = self._options.max_inflight - len(self._open)
+        while len(self._waiting) < most and self._unfinished.has_room(num_bytes):
             line = next(self._lines, None)
             if line is None:
                 return
@@ -176,14 +169,14 @@ class BatchRun:
                 message = "a batch has no sessions on a queue of many shards"
                 self._fail(line, "invalid_session_id", message)
             else:
-                if self._options.model is not None:
-                    line = replace(line, body={**line.body, "model": self._options.model})
-                self._unfinished.add(line, begin=self._reader.begin, end=self._reader.end)
-                self._waiting += open_choices(line)
+                self._waiting += open_choices(self._unfinished.add(line))
+                num_bytes += self._reader.end.offset - self._reader.begin.offset
 
     def _submit(self) -> None:
         while self._waiting and time.monotonic() >= self._submit_after:
-            part, self._waiting = self._waiting[:SUBMIT_SIZE], self._waiting[SUBMIT_SIZE:]
+            size = self._unfinished.num_submitted_of(self._waiting)
+            part, self._waiting = self._waiting[:size], self._waiting[size:]
+            part = [open_ for open_ in part if self._has_whole_line(open_.answer)]
             by_id = {open_.following.request_id: open_ for open_ in part}
             messages = [
                 open_.answer.line.message(
@@ -209,12 +202,20 @@ class BatchRun:
             for request_id, open_ in by_id.items():
                 self._admit(open_, answers.get(request_id))
 
+    def _has_whole_line(self, answer: LineAnswer) -> bool:
+        """Whether it can be submitted; else it has failed."""
+        if not answer.has_failed and not self._unfinished.complete(answer):
+            reason = "the queue has lost the request, and the line has changed since"
+            self._fail_answer(answer, "lost", reason)
+        return not answer.has_failed
+
     def _admit(self, open_: OpenChoice, answer: Submitted | None) -> None:
         if answer is None:
             self._waiting.append(open_)
             return
-        # What was checked takes as much memory as the line again.
+        # The queue has the pictures now; and what was checked takes as much memory as the line.
         open_.answer.line.call.forget_checked()
+        self._unfinished.forget_pictures(open_.answer)
         open_.is_inherited = not answer.created
         if answer.state in (State.CANCELLED, State.EXPIRED):
             self._attempt_again(open_)

@@ -12,7 +12,7 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -103,6 +103,12 @@ def taken_out(messages: object, *, is_openai: bool) -> tuple[Any, dict[str, byte
     return found, pictures.by_digest
 
 
+def forgotten(messages: Sequence[Any]) -> tuple[list[Any], int]:
+    """Checked messages with an empty text for each data URL, and how many characters these had."""
+    found = [_without_urls(message) for message in messages]
+    return [message for message, _ in found], sum(number for _, number in found)
+
+
 def bytes_of_url(url: object, field: str) -> bytes:
     """The bytes in a data URL; bytes are returned as they are. InvalidRequest(field)."""
     if isinstance(url, bytes):
@@ -185,6 +191,16 @@ def _without_pictures(message: Any, field: str, pictures: PictureSet, *, is_open
         for number, part in enumerate(content)
     ]
     return {**message, "content": parts}
+
+
+def _without_urls(message: Mapping[str, Any]) -> tuple[Mapping[str, Any], int]:
+    content = message.get("content")
+    if not isinstance(content, list) or not any(map(_may_be_picture, content)):
+        return message, 0
+    number = sum(len(part["image_url"]["url"]) for part in content if _may_be_picture(part))
+    empty = {"type": "text", "text": ""}
+    parts = [empty if _may_be_picture(part) else part for part in content]
+    return {**message, "content": parts}, number
 
 
 def _may_be_picture(part: object) -> bool:

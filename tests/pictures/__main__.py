@@ -10,7 +10,8 @@ from pathlib import Path
 import transformers
 
 from quire import LocalRedis
-from tests.pictures.run import score_of
+from tests.pictures.batch import BatchScore, score_of_batches
+from tests.pictures.run import Score, score_of
 from tests.service.picture_models import MODELS
 
 
@@ -19,11 +20,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pictures", type=int, default=20)
     parser.add_argument("--family", choices=MODELS, default="smolvlm")
+    parser.add_argument("--batch", type=int, help="the memory of a batch of so many lines")
     given = parser.parse_args()
     transformers.logging.disable_progress_bar()
-    with LocalRedis.start() as redis:
-        score = score_of(given.family, given.pictures, redis_url=redis.url)
-    text = json.dumps(asdict(score))
+    score: Score | BatchScore
+    if given.batch is not None:
+        score = score_of_batches(given.family, given.batch)
+        text = json.dumps(asdict(score) | {"growth": score.growth})
+    else:
+        with LocalRedis.start() as redis:
+            score = score_of(given.family, given.pictures, redis_url=redis.url)
+        text = json.dumps(asdict(score))
     print(text)
     if path := os.environ.get("PICTURES_JSON"):
         Path(path).write_text(text + "\n")

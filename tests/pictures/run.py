@@ -177,10 +177,11 @@ def message_of(index: int, data: bytes) -> dict[str, Any]:
     return {"role": "user", "content": [text, {"type": "image", "image": data}]}
 
 
-def chat_of(index: int, data: bytes) -> dict[str, Any]:
-    """As OpenAI's API takes it."""
-    text = {"type": "text", "text": text_of(index)}
-    return {"messages": [{"role": "user", "content": [text, part_of(data)]}], **SAMPLING}
+def chat_of(index: int, data: bytes | None) -> dict[str, Any]:
+    """As OpenAI's API takes it; without a picture if there is no data."""
+    parts = [{"type": "text", "text": text_of(index)}]
+    parts += [] if data is None else [part_of(data)]
+    return {"messages": [{"role": "user", "content": parts}], **SAMPLING}
 
 
 def batch_of(
@@ -209,15 +210,16 @@ def batch_of(
 
 
 @torch.inference_mode()
-def expected_texts(name: str, folder: Path, files: Sequence[bytes]) -> list[str]:
-    """What transformers generates for each picture, with its own processor."""
+def expected_texts(name: str, folder: Path, files: Sequence[bytes | None]) -> list[str]:
+    """What transformers generates for each picture, or for no picture, with its own processor."""
     kind = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(MODELS[name].config)]
     model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     model.generation_config.eos_token_id = None
     processor = library_processor(name, folder)
     texts = []
     for index, data in enumerate(files):
-        parts = [{"type": "text", "text": text_of(index)}, {"type": "image"}]
+        parts = [{"type": "text", "text": text_of(index)}]
+        parts += [] if data is None else [{"type": "image"}]
         prompt = (
             MODELS[name]
             .wrapped()
@@ -225,10 +227,11 @@ def expected_texts(name: str, folder: Path, files: Sequence[bytes]) -> list[str]
                 [{"role": "user", "content": parts}], tokenize=False, add_generation_prompt=True
             )
         )
-        rgb = np.asarray(_as_rgb(Image.open(BytesIO(data))))
-        inputs = processor(
-            text=[prompt], images=[[rgb]], return_tensors="pt", input_data_format="channels_last"
-        )
+        given: dict[str, Any] = {}
+        if data is not None:
+            rgb = np.asarray(_as_rgb(Image.open(BytesIO(data))))
+            given = {"images": [[rgb]], "input_data_format": "channels_last"}
+        inputs = processor(text=[prompt], return_tensors="pt", **given)
         output = model.generate(
             **inputs, max_new_tokens=NUM_TOKENS, do_sample=False, pad_token_id=0
         )

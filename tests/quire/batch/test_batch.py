@@ -139,7 +139,7 @@ def test_no_more_requests_are_on_their_way_than_allowed(folder):
 
 def test_more_lines_than_one_read_takes_all_come_back(folder, monkeypatch):
     monkeypatch.setattr("quire.batch.run.READ_SIZE", 16)
-    monkeypatch.setattr("quire.batch.run.SUBMIT_SIZE", 8)
+    monkeypatch.setattr("quire.batch.open_lines.SUBMIT_SIZE", 8)
     folder.write(*(ask(f"r{index}", f"p{index}") for index in range(100)))
     with FakeQuire(answer=echo) as fake:
         folder.run(fake.client(), max_inflight=100)

@@ -116,6 +116,13 @@ def batcher_of(queue: Queue, folder: Path, **others: Any) -> Iterator[Batcher]:
         assert batcher.stop(), "a thread of the batcher does not end"
 
 
+def peak_bytes(pid: int) -> int:
+    """The most memory that a process has had in use at once."""
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (line,) = [line for line in status if line.startswith("VmHWM")]
+    return int(line.split()[1]) * 1024
+
+
 class BatcherProcess(LoggedProcess):
     """`python -m service.batcher` in a process of its own, once it is ready."""
 

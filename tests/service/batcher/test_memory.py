@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.service.batcher.builders import peak_bytes
 from tests.service.builders import PATIENCE_SECONDS, Queue
 from tests.service.gateway.builders import GatewayProcess
 
@@ -20,13 +21,6 @@ PART = bytes(1 << 20)
 HEAD = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
 FILE = b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
 TAIL = b"\r\n--b--\r\n"
-
-
-def peak_bytes(pid: int) -> int:
-    """The most memory that a process has had in use at once."""
-    status = Path(f"/proc/{pid}/status").read_text().splitlines()
-    (line,) = [line for line in status if line.startswith("VmHWM")]
-    return int(line.split()[1]) * 1024
 
 
 def body():
