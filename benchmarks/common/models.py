@@ -12,6 +12,8 @@ GEMMA2     168 M parameters: caps, heads of 256, a head of 64 k tokens
 MIXTRAL    197 M parameters: 8 experts, of which a token uses 2
 QWEN3-MOE  240 M parameters: 64 experts, of which a token uses 8
 
+Hybrid models are in `benchmarks.common.hybrids`.
+
 One has pretrained weights: SMOLLM2, SmolLM2-135M-Instruct in bfloat16, made from the GGUF file that
 `make fetch-model` fetches.
 
@@ -27,6 +29,8 @@ quarter of the tokens.
 
 from pathlib import Path
 from typing import Any
+
+from benchmarks.common.hybrids import HYBRIDS, give_memory
 
 #: Standard deviation of the weights of projections, and of the embedding.
 PROJECTION_SPREAD = 0.05
@@ -124,7 +128,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 #: The model with pretrained weights; its shape is that of SMALL.
 REAL_MODEL = "SMOLLM2"
 #: The names of all models with random weights.
-MODELS = (*SHAPES, *ARCHITECTURES)
+MODELS = (*SHAPES, *ARCHITECTURES, *HYBRIDS)
 
 
 def vocab_size_of(name: str) -> int:
@@ -147,7 +151,8 @@ def model_folder(name: str) -> Path:
 
 
 def _config_of(name: str) -> tuple[str, dict[str, Any]]:
-    return ARCHITECTURES[name] if name in ARCHITECTURES else ("LlamaConfig", SHAPES[name])
+    others = ARCHITECTURES | HYBRIDS
+    return others[name] if name in others else ("LlamaConfig", SHAPES[name])
 
 
 def _write_weights(name: str, folder: Path) -> None:
@@ -156,19 +161,21 @@ def _write_weights(name: str, folder: Path) -> None:
 
     torch.manual_seed(0)
     config_class, options = _config_of(name)
-    config = getattr(transformers, config_class)(
-        **options,
-        max_position_embeddings=8192,
-        tie_word_embeddings=True,
-        initializer_range=PROJECTION_SPREAD,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
+    common = {
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": True,
+        "initializer_range": PROJECTION_SPREAD,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    config = getattr(transformers, config_class)(**common | options)
     model = transformers.AutoModelForCausalLM.from_config(config)
+    if name in HYBRIDS:
+        give_memory(model)
     with torch.no_grad():
         model.get_input_embeddings().weight.mul_(EMBEDDING_SPREAD / PROJECTION_SPREAD)
-        for name, parameter in model.named_parameters():
-            if ".experts." in name:
+        for parameter_name, parameter in model.named_parameters():
+            if ".experts." in parameter_name:
                 common = COMMON_SHARE * torch.randn(parameter.shape[1:]) * PROJECTION_SPREAD
                 parameter.mul_(OWN_SHARE).add_(common)
     model.to(torch.bfloat16).save_pretrained(folder)

@@ -5,6 +5,7 @@ W2  one request with a prompt of 128 tokens and an output of 128.
 W3  256 requests with random arrivals (Poisson); outputs of 16 to 64 tokens. Half of the prompts
     share their first 512 tokens and have 16 to 256 more, the others have 16 to 512.
 W4  8 requests at once with prompts of 4,096 to 8,128 tokens, outputs of 64.
+W5  one request with a prompt of 1,024 tokens and an output of 32: how fast a prompt is read.
 
 Prompts are random token ids: with random weights only their lengths matter. Lengths and arrivals of
 a workload never change. The ids change with the turn, so that no engine finds a prompt of an
@@ -16,9 +17,11 @@ import random
 from dataclasses import dataclass
 
 SEED = 7
-NAMES = ("W1", "W2", "W3", "W4")
+NAMES = ("W1", "W2", "W3", "W4", "W5")
 #: Requests per second in W3: more than any measured engine can serve, so that requests wait.
-ARRIVALS_PER_SECOND = {"TINY": 320.0, "SMALL": 32.0, "SMOL": 32.0, "GEMMA": 16.0, "ONE-B": 4.0}
+ARRIVALS_PER_SECOND = 32.0
+#: The same for models of other sizes.
+ARRIVALS_PER_SECOND_OF = {"TINY": 320.0, "GEMMA": 16.0, "ONE-B": 4.0}
 SHARED_PREFIX_TOKENS = 512
 #: Smaller ids are special tokens.
 FIRST_TOKEN_ID = 3
@@ -56,7 +59,7 @@ class Workload:
 
 
 def make_workload(
-    name: str, *, vocab_size: int, turn: int = 0, arrivals_per_second: float = 32.0
+    name: str, *, vocab_size: int, turn: int = 0, arrivals_per_second: float = ARRIVALS_PER_SECOND
 ) -> Workload:
     """The workload `name` with the prompts of a turn. KeyError for an unknown name."""
     lengths = random.Random(SEED)
@@ -86,6 +89,7 @@ def make_workload(
         "W2": lambda: simultaneous([(128, 128)]),
         "W3": arriving,
         "W4": lambda: simultaneous([(lengths.randint(4096, 8128), 64) for _ in range(8)]),
+        "W5": lambda: simultaneous([(1024, 32)]),
     }
     return Workload(name, tuple(makers[name]()))
 

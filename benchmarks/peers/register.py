@@ -92,14 +92,14 @@ PEERS = {
             "transformers-batching",
             "transformers, continuous batching",
             "benchmarks.peers.transformers_batching",
-            workloads=("W1", "W2"),
+            workloads=("W1", "W2", "W5"),
             own_environment=False,
         ),
         Peer(
             "generate",
             "transformers, generate",
             "benchmarks.peers.transformers_generate",
-            workloads=("W1", "W2"),
+            workloads=("W1", "W2", "W5"),
             own_environment=False,
         ),
     )

@@ -2,6 +2,8 @@
 
 import pytest
 
+from benchmarks.bench_peers import CASES, Measurement
+from benchmarks.common.cases import Case
 from benchmarks.common.workloads import NAMES, SHARED_PREFIX_TOKENS, make_workload
 
 
@@ -41,6 +43,12 @@ def test_prompts_of_w4_are_long_and_fit_the_context():
     assert len(items) == 8
     assert all(4096 <= len(item.prompt_token_ids) <= 8192 - 64 for item in items)
     assert {item.num_output_tokens for item in items} == {64}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_case_has_an_arrival_rate_and_a_vocabulary(case, tmp_path):
+    measurement = Measurement(Case.of(case), (), runs_file=tmp_path / "runs.jsonl")
+    assert len(measurement._make("W3", turn=0).items) == 256
 
 
 def shape(workload):
