@@ -4,7 +4,7 @@ Knows no model. Rows are ordered by length, longest first, so that the rows that
 are always the first ones: a scan computes the n-th tokens of all of them at once.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cached_property
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 
 from engine.cache.state_tags import IntArray, Turn
 from engine.model.device.transfer import to_device
+from engine.model.kernels.recurrent import Convolution, RowsStruct
 
 #: From the states [rows, ...] and the inputs [rows, ...] of one token each to the new states and
 #: the outputs.
@@ -27,15 +28,16 @@ class RecurrentRows:
     """
 
     def __init__(self, query_lens: IntArray, turn: Turn, device: torch.device) -> None:
+        assert query_lens.all(), "a row has at least one token"
         order = np.argsort(-query_lens, kind="stable")
         self._lens: IntArray = query_lens[order]
         self._offsets: IntArray = (np.cumsum(query_lens) - query_lens)[order]
-        self._starts: IntArray = (turn.ends - query_lens)[order]
         self._device = device
         #: The buffers in the order of the step's rows.
         self.turn = turn
-        self.reads = to_device(turn.reads[order], device)
-        self.writes = to_device(turn.writes[order], device)
+        self._turn = Turn(turn.reads[order], turn.writes[order], turn.ends[order])
+        self.reads = to_device(self._turn.reads, device)
+        self.writes = to_device(self._turn.writes, device)
         self._windows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     @cached_property
@@ -50,10 +52,15 @@ class RecurrentRows:
         return to_device(np.concatenate(tokens), self._device)
 
     @cached_property
+    def struct(self) -> RowsStruct:
+        """The same rows for the kernels."""
+        return RowsStruct.of(self._lens, self._offsets, self._turn.reads, self._turn.writes)
+
+    @cached_property
     def begins(self) -> torch.Tensor:
         """[tokens], True for the first token of a request."""
         found = np.zeros(int(self._lens.sum()), dtype=np.bool_)
-        found[self._offsets[self._starts == 0]] = True
+        found[self._offsets[self._turn.ends == self._lens]] = True
         return to_device(found, self._device)
 
     def scan(
@@ -83,11 +90,7 @@ class RecurrentRows:
         return outputs, state
 
     def convolve(
-        self,
-        inputs: torch.Tensor,
-        history: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
+        self, inputs: torch.Tensor, history: torch.Tensor, convolution: Convolution
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """A causal convolution of each channel; returns [tokens, channels] and the new history.
 
@@ -95,15 +98,15 @@ class RecurrentRows:
             inputs: [tokens, channels].
             history: [rows, taps - 1, channels], the last inputs before the step, oldest first;
                 zeros before the first token.
-            weight: [channels, taps]; the last tap is that of the token itself.
-            bias: [channels], or None.
+            convolution: its weights.
 
         Everything is in float32. The taps are added in their order, the bias last.
         """
         window, new = self.window(inputs, history)
-        taken = next(window) * weight[:, 0]
-        for tap, tokens in enumerate(window, start=1):
-            taken = taken + tokens * weight[:, tap]
+        taps, bias = convolution
+        taken = next(window) * taps[0]
+        for tap, tokens in zip(taps[1:], window, strict=True):
+            taken = taken + tokens * tap
         if bias is not None:
             taken = taken + bias
         return taken, new
@@ -146,43 +149,3 @@ class RecurrentRows:
             )
             self._windows[taps] = to_device(windows, self._device), to_device(kept, self._device)
         return self._windows[taps]
-
-
-def gated_convolution(
-    projected: torch.Tensor,
-    taps: torch.Tensor,
-    bias: torch.Tensor | None,
-    state: "LayerState",
-    rows: RecurrentRows,
-) -> torch.Tensor:
-    """C * conv(B * x), [tokens, channels], of which `projected` has B, C and x beside each other.
-
-    Liquid AI, "LFM2 Technical Report", 2025. The only part of `state` is the history of
-    `RecurrentRows.convolve`; `taps` and `bias` are its weight and bias. Products are rounded to the
-    type of `projected`.
-    """
-    before, after, values = projected.chunk(3, dim=-1)
-    convolved, history = rows.convolve(
-        (before * values).float(),
-        state.read(0),
-        taps.float(),
-        None if bias is None else bias.float(),
-    )
-    state.write(0, history)
-    return after * convolved.to(projected.dtype)
-
-
-class LayerState:
-    """The state of one layer, read and written at the buffers of a step's rows."""
-
-    def __init__(self, parts: Sequence[torch.Tensor], rows: RecurrentRows) -> None:
-        self._parts = parts
-        self._rows = rows
-
-    def read(self, part: int) -> torch.Tensor:
-        """[rows, *shape] in float32, a copy."""
-        return self._parts[part].index_select(0, self._rows.reads)
-
-    def write(self, part: int, state: torch.Tensor) -> None:
-        """Store [rows, *shape]."""
-        self._parts[part].index_copy_(0, self._rows.writes, state)

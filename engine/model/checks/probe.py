@@ -10,6 +10,7 @@ state, or positions that ignore `position_ids`.
 """
 
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -71,6 +72,8 @@ HARMLESS_OPTIONS = frozenset(
 #: changes them by tens of per cent. The median tolerates a router that decides a near-tie
 #: differently in low precision.
 TOLERANCES = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
+
+logger = logging.getLogger(__name__)
 
 
 def probe(
@@ -307,6 +310,21 @@ def check_against_own_attention(served: TransformersModel) -> None:
     Raises:
         ModelRefused: they differ.
     """
+    name, tolerance = type(served.model).__name__, TOLERANCES[served.model.dtype]
+    error = _error_against_own_attention(served)
+    if served.kernels is not None and not error <= tolerance:  # Torch takes their place.
+        logger.warning("%s is not used: logits are off by %.1e", served.kernels.name, error)
+        served.kernels = None
+        error = _error_against_own_attention(served)
+    if not error <= tolerance:
+        raise ModelRefused(
+            f"{name} has other logits with paged attention than with its own attention (off by "
+            f"{error:.1%}): it has a feature that this engine does not compute"
+        )
+
+
+def _error_against_own_attention(served: TransformersModel) -> float:
+    """The relative error of the median token."""
     model = served.model
     prompts = _prompts(model)
     expected = []
@@ -326,12 +344,7 @@ def check_against_own_attention(served: TransformersModel) -> None:
     found = rehearsal.logits(served, [prompt.tolist() for prompt in prompts], steps)
     wanted = torch.cat(expected).float()
     distances = (torch.cat(found).float() - wanted).norm(dim=-1)
-    error = float(relative_errors(distances, wanted).median())
-    if not error <= TOLERANCES[model.dtype]:
-        raise ModelRefused(
-            f"{type(model).__name__} has other logits with paged attention than with its own "
-            f"attention (off by {error:.1%}): it has a feature that this engine does not compute"
-        )
+    return float(relative_errors(distances, wanted).median())
 
 
 def _prompts(model: PreTrainedModel) -> list[torch.Tensor]:

@@ -1,4 +1,6 @@
-"""The fast path on a CPU: C++ sources, compiled once on the machine that runs them.
+"""The kernels on a CPU: C++ sources, compiled once on the machine that runs them.
+
+They are the fast path, and the recurrences of models on the wide path.
 
     vector.h          vectors of sixteen lanes, the two element types
     rounded_rows.h    activation rows rounded to the type in which they are multiplied
@@ -17,8 +19,14 @@
     layers.h          norms, rotary embedding, gated activation, output writers
     argmax.h          greedy tokens without writing the logits
     workspace.h       the scratch buffers of one step
-    decoder.h         the C interface that Python calls
+    convolution.h     causal convolutions of single channels
+    short_convolution.h  those of a step, with gates
+    decoder.h         the C interface of the decoder, for Python
     decoder.cpp       one step over all layers, in one parallel region
+    activated_convolution.h  those of a step, with an activation
+    recurrence.h      recurrences whose state is a matrix for each head
+    recurrent.h       the C interface of these two, for Python
+    recurrent.cpp     one recurrence of a layer, divided among threads
 
 `build` compiles and caches, `library` loads the library and mirrors the structs. Neither the
 sources nor the library depend on torch: their arguments are pointers and numbers.

@@ -194,6 +194,11 @@ def cache_folder() -> Path:
     return folder
 
 
+def units() -> list[str]:
+    """The paths of the translation units; a library has all of them."""
+    return sorted(map(str, SOURCES.glob("*.cpp")))
+
+
 def _digest_of_sources(variant: Variant) -> str:
     parts = [" ".join((*_FLAGS, *variant.flags, torch.__version__)).encode()]
     for source in sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp")]):
@@ -225,7 +230,7 @@ def _compile(compiler: str, variant: Variant, target: Path) -> None:
     handle, name = tempfile.mkstemp(dir=target.parent, suffix=".so")
     os.close(handle)
     try:
-        _run(compiler, *_FLAGS, *variant.options, str(SOURCES / "decoder.cpp"), "-o", name)
+        _run(compiler, *_FLAGS, *variant.options, *units(), "-o", name)
         with Path(name).open("rb") as written:
             os.fsync(written)
         # Atomic: another process sees the whole library or none.

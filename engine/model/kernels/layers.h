@@ -90,12 +90,7 @@ struct Gate {
     gate = gate > highest ? highest : gate;
     up = up > highest ? highest : up;
     up = up < lowest ? lowest : up;
-    const Vector exponent = gate * (linear + cubic * (gate * gate));
-    // Below -80, exponential() would leave the range in which it is accurate; the result is 0
-    // there.
-    const Vector end = broadcast(-80.0f);
-    const Vector bounded = exponent < end ? end : exponent;
-    return gate / (1.0f + exponential(-bounded)) * (up + offset);
+    return times_sigmoid(gate, gate * (linear + cubic * (gate * gate))) * (up + offset);
   }
 };
 

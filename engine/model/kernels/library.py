@@ -15,7 +15,8 @@ _Integer = ctypes.c_int64
 _Float = ctypes.c_float
 
 
-def _fields(kind: Any, *names: str) -> list[tuple[str, Any]]:
+def fields(kind: Any, *names: str) -> list[tuple[str, Any]]:
+    """Fields of one type, for `_fields_` of a struct."""
     return [(name, kind) for name in names]
 
 
@@ -24,7 +25,7 @@ class PanelsStruct(ctypes.Structure):
 
     _fields_ = [
         ("packed", _Pointer),
-        *_fields(_Integer, "num_strips", "bits", "has_minima", "is_nested"),
+        *fields(_Integer, "num_strips", "bits", "has_minima", "is_nested"),
     ]
 
 
@@ -32,8 +33,8 @@ class LinearStruct(ctypes.Structure):
     """QuireLinear."""
 
     _fields_ = [
-        *_fields(_Pointer, "packed", "bias"),
-        *_fields(_Integer, "inputs", "outputs"),
+        *fields(_Pointer, "packed", "bias"),
+        *fields(_Integer, "inputs", "outputs"),
         ("parts", ctypes.POINTER(PanelsStruct)),
         ("num_parts", _Integer),
     ]
@@ -44,58 +45,58 @@ class ExpertsStruct(ctypes.Structure):
 
     _fields_ = [
         ("router", LinearStruct),
-        *_fields(ctypes.POINTER(LinearStruct), "gate_up", "down"),
+        *fields(ctypes.POINTER(LinearStruct), "gate_up", "down"),
     ]
 
 
 class TapsStruct(ctypes.Structure):
     """QuireTaps."""
 
-    _fields_ = [*_fields(_Pointer, "taps", "bias"), *_fields(_Integer, "num_taps")]
+    _fields_ = [*fields(_Pointer, "taps", "bias"), *fields(_Integer, "num_taps")]
 
 
 class LayerStruct(ctypes.Structure):
     """QuireLayer."""
 
     _fields_ = [
-        *_fields(_Pointer, "attention_norm", "query_norm", "key_norm", "attention_post_norm"),
-        *_fields(_Pointer, "sinks"),
-        *_fields(_Pointer, "mlp_norm", "mlp_post_norm"),
-        *_fields(LinearStruct, "projection", "output", "gate_up", "down"),
+        *fields(_Pointer, "attention_norm", "query_norm", "key_norm", "attention_post_norm"),
+        *fields(_Pointer, "sinks"),
+        *fields(_Pointer, "mlp_norm", "mlp_post_norm"),
+        *fields(LinearStruct, "projection", "output", "gate_up", "down"),
         ("convolution", ctypes.POINTER(TapsStruct)),
         ("experts", ctypes.POINTER(ExpertsStruct)),
-        *_fields(_Integer, "place", "window", "rotary"),
+        *fields(_Integer, "place", "window", "rotary"),
     ]
 
 
 class RotaryStruct(ctypes.Structure):
     """QuireRotary."""
 
-    _fields_ = [*_fields(_Pointer, "inverse_frequencies"), *_fields(_Float, "scaling")]
+    _fields_ = [*fields(_Pointer, "inverse_frequencies"), *fields(_Float, "scaling")]
 
 
 class AdditionStruct(ctypes.Structure):
     """QuireAddition."""
 
-    _fields_ = [*_fields(_Pointer, "down", "scales", "ups"), *_fields(_Integer, "rank", "words")]
+    _fields_ = [*fields(_Pointer, "down", "scales", "ups"), *fields(_Integer, "rank", "words")]
 
 
 class ModelStruct(ctypes.Structure):
     """QuireModel."""
 
     _fields_ = [
-        *_fields(_Integer, "is_bfloat16", "num_layers", "hidden_size", "num_heads", "num_kv_heads"),
-        *_fields(_Integer, "head_dim", "rotary_dim", "intermediate_size", "vocab_size"),
-        *_fields(_Integer, "num_rotaries", "num_experts", "expert_size"),
-        *_fields(_Integer, "normalizes_chosen", "norms_whole_projections"),
-        *_fields(_Float, "epsilon", "scaling", "softcap", "gate_linear", "gate_cubic"),
-        *_fields(_Float, "gate_limit", "up_offset"),
-        *_fields(_Float, "embedding_multiplier", "residual_multiplier", "logits_divisor"),
-        *_fields(_Float, "logits_softcap"),
+        *fields(_Integer, "is_bfloat16", "num_layers", "hidden_size", "num_heads", "num_kv_heads"),
+        *fields(_Integer, "head_dim", "rotary_dim", "intermediate_size", "vocab_size"),
+        *fields(_Integer, "num_rotaries", "num_experts", "expert_size"),
+        *fields(_Integer, "normalizes_chosen", "norms_whole_projections"),
+        *fields(_Float, "epsilon", "scaling", "softcap", "gate_linear", "gate_cubic"),
+        *fields(_Float, "gate_limit", "up_offset"),
+        *fields(_Float, "embedding_multiplier", "residual_multiplier", "logits_divisor"),
+        *fields(_Float, "logits_softcap"),
         ("embedding", LinearStruct),
         ("digits", _Integer),
         ("rotaries", ctypes.POINTER(RotaryStruct)),
-        *_fields(_Pointer, "final_norm"),
+        *fields(_Pointer, "final_norm"),
         ("head", LinearStruct),
         ("layers", ctypes.POINTER(LayerStruct)),
         ("num_adapters", _Integer),
@@ -107,14 +108,14 @@ class StepStruct(ctypes.Structure):
     """QuireStep."""
 
     _fields_ = [
-        *_fields(_Integer, "num_tokens", "num_rows", "num_logit_rows", "table_stride"),
-        *_fields(_Integer, "block_size", "num_threads", "num_chosen"),
-        *_fields(_Integer, "quantizes_cache"),
-        *_fields(_Pointer, "token_ids", "positions", "slot_blocks", "slot_offsets"),
-        *_fields(_Pointer, "query_lens", "context_lens", "tables", "logit_rows", "adapters"),
-        *_fields(_Pointer, "key_caches", "value_caches"),
-        *_fields(_Pointer, "states", "state_reads", "state_writes"),
-        *_fields(_Pointer, "logits", "argmax"),
+        *fields(_Integer, "num_tokens", "num_rows", "num_logit_rows", "table_stride"),
+        *fields(_Integer, "block_size", "num_threads", "num_chosen"),
+        *fields(_Integer, "quantizes_cache"),
+        *fields(_Pointer, "token_ids", "positions", "slot_blocks", "slot_offsets"),
+        *fields(_Pointer, "query_lens", "context_lens", "tables", "logit_rows", "adapters"),
+        *fields(_Pointer, "key_caches", "value_caches"),
+        *fields(_Pointer, "states", "state_reads", "state_writes"),
+        *fields(_Pointer, "logits", "argmax"),
     ]
 
 

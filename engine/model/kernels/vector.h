@@ -7,7 +7,7 @@
 
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX512F__)
+#if defined(__FMA__)
 #include <immintrin.h>
 #endif
 
@@ -54,6 +54,18 @@ inline void store(void* to, const V& value) {
 }
 
 inline Vector broadcast(float value) { return value - Vector{}; }
+
+// a * b + c, rounded once where the target has such an instruction. The compiler may choose which
+// of two products it adds in this way; where that must be the same one everywhere, call this.
+inline PartVector multiply_add(PartVector a, PartVector b, PartVector c) {
+#if defined(__AVX512F__)
+  return (PartVector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (PartVector)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
 
 // Reduces all lanes in a fixed tree order: the result is the same on every target.
 template <class V, class Combine>
@@ -170,6 +182,14 @@ inline Vector tanh(Vector x) {
   const Vector far = 1.0f - 2.0f / (exponential(bounded + bounded) + 1.0f);
   const Vector signed_far = (Vector)((Words)far | ((Words)x & 0x80000000u));
   return magnitude < 0.625f ? near : signed_far;
+}
+
+// x * sigmoid(exponent). SiLU if both are the same.
+inline Vector times_sigmoid(Vector x, Vector exponent) {
+  // Below -80, exponential() would leave the range in which it is accurate; the result is 0 there.
+  const Vector end = broadcast(-80.0f);
+  const Vector bounded = exponent < end ? end : exponent;
+  return x / (1.0f + exponential(-bounded));
 }
 
 // Soft cap: limits x to the range from -cap to cap.

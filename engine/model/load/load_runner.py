@@ -28,6 +28,7 @@ from engine.model.load.fast_path import ModelPath
 from engine.model.run.graphs import CudaCapturer, DecodeGraphs
 from engine.model.run.model_runner import ConfigFacts, Limits, ModelRunner
 from engine.model.wide.loader import LoadedModel, load_model
+from engine.model.wide.transformers_model import TransformersModel
 
 #: Default of `max_num_batched_tokens`. On a CPU larger steps gave no higher throughput (see
 #: docs/explanation/performance-log-service.md), and with smaller steps other requests get their
@@ -329,7 +330,7 @@ def _facts(
     now: Callable[[], float] | None,
 ) -> ConfigFacts:
     path = [chosen.weights_fingerprint, chosen.model.name, chosen.backend.name, chosen.device.type]
-    if isinstance(chosen.model, NativeDecoder):
+    if isinstance(chosen.model, NativeDecoder | TransformersModel) and chosen.model.build:
         # Kernels from other sources or compilers may round differently.
         path.append(chosen.model.build)
     if chosen.multiple > 1:

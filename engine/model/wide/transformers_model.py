@@ -22,9 +22,10 @@ from engine.model.attention.interface import AttentionNeeds
 from engine.model.attention.self_check import ANY_NEEDS
 from engine.model.causal_model import StepInputs
 from engine.model.device.kv_pool import KVPool, LayerShape
-from engine.model.recurrence import LayerState
+from engine.model.kernels.recurrent import RecurrentKernels, recurrent_kernels
 from engine.model.wide.mixers import mixers_in
 from engine.model.wide.mixers.interface import Mixed, Mixer
+from engine.model.wide.mixers.layer_state import LayerState
 from engine.model.wide.picture_reader import PictureReader
 from engine.model.wide.position_scales import (
     PositionScale,
@@ -105,7 +106,6 @@ class TransformersModel:
             computing logits of tokens that are not sampled.
     """
 
-    name = "transformers"
     #: True because it uses the attention backend, and some backends read whole blocks.
     reads_unwritten_slots = True
 
@@ -129,10 +129,23 @@ class TransformersModel:
             module.forward = partial(_mix, module, module.forward)
         scales = {layer.module: position_scale_of(layer.module) for layer in layers}
         self._scales = {module: scale for module, scale in scales.items() if scale is not None}
+        has_kernels = any(mixer.has_kernels for _, mixer in found)
+        #: What updates recurrent states; None for torch.
+        self.kernels = recurrent_kernels(model.device) if has_kernels else None
         self._selects_logits = selects_logits
         self._adapters = AdapterHooks(model, ())
         #: Reads the pictures of requests; None for a model without its encoder.
         self.picture_reader: PictureReader | None = None
+
+    @property
+    def name(self) -> str:
+        """The path, and the form of its recurrences if it is not torch."""
+        return "transformers" if self.kernels is None else f"transformers-{self.kernels.name}"
+
+    @property
+    def build(self) -> str | None:
+        """Part of the engine's fingerprint; None if it has no kernels of ours."""
+        return None if self.kernels is None else self.kernels.build
 
     def add_adapters(self, adapters: Sequence[Adapter]) -> None:
         """Add adapters; steps use them by name. Call it once at most."""
@@ -193,7 +206,9 @@ class TransformersModel:
 
     def forward(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
         options = {"logits_to_keep": inputs.logit_rows} if self._selects_logits else {}
-        paged = _PagedStep(self._layer_of, self._scales, self._mixer_of, inputs, kv_pool)
+        paged = _PagedStep(
+            self._layer_of, self._scales, self._mixer_of, inputs, kv_pool, self.kernels
+        )
         own_scale = without_own_scale(tuple(self._scales))
         given = {"input_ids": inputs.token_ids[None], "position_ids": inputs.positions[None]}
         if self.picture_reader is not None:
@@ -214,12 +229,14 @@ class _PagedStep:
         mixer_of: Mapping[nn.Module, tuple[int, Mixer]],
         inputs: StepInputs,
         kv_pool: KVPool,
+        kernels: RecurrentKernels | None,
     ) -> None:
         self._layer_of = layer_of
         self._scales = scales
         self._mixer_of = mixer_of
         self._inputs = inputs
         self._kv_pool = kv_pool
+        self._kernels = kernels
 
     def attend(
         self,
@@ -255,7 +272,8 @@ class _PagedStep:
         index, mixer = self._mixer_of[module]
         rows, states = self._inputs.recurrent, self._kv_pool.states
         assert rows is not None and states is not None
-        mixed = mixer.step(module, hidden[0], LayerState(states.layer(index), rows), rows)
+        state = LayerState(states.layer(index), rows, self._kernels)
+        mixed = mixer.step(module, hidden[0], state)
         if isinstance(mixed, torch.Tensor):
             return mixed[None]
         return tuple(None if each is None else each[None] for each in mixed)

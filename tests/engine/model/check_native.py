@@ -32,11 +32,12 @@ TESTS = (
     "tests/engine/model/decoder/test_quantized.py",
     "tests/engine/model/kernels/test_multiply.py",
     "tests/engine/model/kernels/test_panels.py",
+    "tests/engine/model/kernels/test_recurrent.py",
     "tests/engine/model/kernels/test_vector.py",
 )
 SELECTED = (
     "bit_for_bit or block_size or long_contexts or every_variant or every_form or no_form"
-    " or test_multiply or test_panels or test_vector"
+    " or test_multiply or test_panels or test_recurrent or test_vector"
 )
 
 
@@ -55,13 +56,12 @@ def main() -> int:
 
 
 def check_warnings(compiler: str) -> None:
-    source = str(build.SOURCES / "decoder.cpp")
     with tempfile.TemporaryDirectory() as folder:
         for variant in build.VARIANTS:
             flags = [*build._FLAGS, *variant.options, *WARNINGS]
             print(f"check-native: {variant.name}: {Path(compiler).name} {' '.join(flags)}")
             output = str(Path(folder) / f"{variant.name}.so")
-            subprocess.run([compiler, *flags, source, "-o", output], check=True)
+            subprocess.run([compiler, *flags, *build.units(), "-o", output], check=True)
 
 
 def sanitized_environment(compiler: str) -> dict[str, str]:

@@ -5,7 +5,9 @@ import pytest
 import torch
 
 from engine.cache.state_tags import Turn
-from engine.model.recurrence import LayerState, RecurrentRows
+from engine.model.kernels.recurrent import Convolution
+from engine.model.recurrence import RecurrentRows
+from engine.model.wide.mixers.layer_state import LayerState
 
 CPU = torch.device("cpu")
 CHANNELS, TAPS = 5, 3
@@ -48,19 +50,20 @@ def test_a_scan_gives_each_row_what_it_has_alone_bit_for_bit(lengths):
 
 @pytest.mark.parametrize("bias", [None, torch.arange(CHANNELS) / 8])
 def test_a_convolution_of_chunks_is_that_of_the_whole_and_that_of_torch(bias):
-    weight = torch.randn(CHANNELS, TAPS)
+    taps = torch.randn(TAPS, CHANNELS)
+    convolution = Convolution(taps, bias)
     whole = inputs_of(*LENGTHS)
     zeros = torch.zeros(len(LENGTHS), TAPS - 1, CHANNELS)
     rows = rows_of(*LENGTHS)
-    joined, history = rows.convolve(torch.cat(whole), zeros, weight, bias)
+    joined, history = rows.convolve(torch.cat(whole), zeros, convolution)
     history = in_rows_order(rows, history)
     for row, (found, tokens) in enumerate(zip(joined.split(LENGTHS), whole, strict=True)):
         padded = torch.nn.functional.pad(tokens.T[None], (TAPS - 1, 0))
-        wanted = torch.conv1d(padded, weight[:, None], bias, groups=CHANNELS)[0].T
+        wanted = torch.conv1d(padded, taps.T[:, None], bias, groups=CHANNELS)[0].T
         torch.testing.assert_close(found, wanted)
         kept = zeros[:1]
         for token, one in zip(tokens, found, strict=True):
-            output, kept = rows_of(1).convolve(token[None], kept, weight, bias)
+            output, kept = rows_of(1).convolve(token[None], kept, convolution)
             assert torch.equal(output[0], one)
         assert torch.equal(kept[0], history[row])
 

@@ -8,7 +8,8 @@ torch divides them among threads by the number of tokens, their last bits may de
 all layers of the wide path. `deterministic` checks that.
 
 To add a kind, write `mixers/<kind>.py` with a class that is a `Mixer`, and list an instance in
-`MIXERS`. `RecurrentRows` has what kinds share: a causal convolution and a scan over tokens. Compare
+`MIXERS`. `LayerState` has what kinds share, compiled where it can be: a causal convolution, and a
+recurrence of matrices. `RecurrentRows` has a scan over tokens for every other recurrence. Compare
 with transformers in `tests/engine/model/wide/test_mixers.py`, and regenerate the table of models.
 """
 

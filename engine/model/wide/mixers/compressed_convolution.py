@@ -10,39 +10,38 @@ from typing import Any
 import torch
 
 from engine.model.device.state_pool import StateShapes
-from engine.model.recurrence import LayerState, RecurrentRows
+from engine.model.wide.mixers.layer_state import LayerState
 
 
 class CompressedConvolution:
     """State: the last queries and keys before the convolutions, and the delayed half of a value."""
 
     classes = frozenset({"ZayaCCAProjection"})
+    has_kernels = False
 
     def shapes(self, module: Any) -> StateShapes:
         channels = module.conv_qk_depthwise.weight.shape[0]
         return (module.conv_kernel_size, channels), (1, module.v_proj_delayed.out_features)
 
     def step(
-        self, module: Any, hidden: torch.Tensor, state: LayerState, rows: RecurrentRows
+        self, module: Any, hidden: torch.Tensor, state: LayerState
     ) -> tuple[torch.Tensor, ...]:
         num_keys, shared = module.num_key_value_heads, module.num_key_value_groups
         queries = module.q_proj(hidden)
         keys = module.k_proj(hidden)
-        convolved = _convolved(module, torch.cat((queries, keys), dim=-1), state, rows)
+        convolved = _convolved(module, torch.cat((queries, keys), dim=-1), state)
         # Both keep half of what they were, and half of what they attend with.
         grouped = queries.view(len(hidden), num_keys, shared, -1)
         both = (grouped + keys.view(len(hidden), num_keys, 1, -1)) * 0.5
         query, key = torch.split(convolved, [num_keys * shared, num_keys], dim=1)
-        halves = module.v_proj_current(hidden), _delayed(module, hidden, state, rows)
+        halves = module.v_proj_current(hidden), _delayed(module, hidden, state)
         value = torch.cat(halves, dim=-1).view(key.shape)
         return query + both.flatten(1, 2), key + both.mean(dim=2), value
 
 
-def _convolved(
-    module: Any, inputs: torch.Tensor, state: LayerState, rows: RecurrentRows
-) -> torch.Tensor:
+def _convolved(module: Any, inputs: torch.Tensor, state: LayerState) -> torch.Tensor:
     """Queries and keys after both convolutions, [tokens, heads, head_dim]."""
-    window, history = rows.window(inputs.float(), state.read(0))
+    window, history = state.rows.window(inputs.float(), state.read(0))
     state.write(0, history)
     tokens = list(window)
     first, second = module.conv_qk_depthwise, module.conv_qk_grouped
@@ -60,14 +59,12 @@ def _convolved(
     return mixed.transpose(0, 1).to(inputs.dtype)
 
 
-def _delayed(
-    module: Any, hidden: torch.Tensor, state: LayerState, rows: RecurrentRows
-) -> torch.Tensor:
+def _delayed(module: Any, hidden: torch.Tensor, state: LayerState) -> torch.Tensor:
     """[tokens, half of all values], projected of the token before; of zeros before the first."""
     projection = module.v_proj_delayed
-    window, history = rows.window(projection(hidden).float(), state.read(1))
+    window, history = state.rows.window(projection(hidden).float(), state.read(1))
     state.write(1, history)
     before = next(window).to(hidden.dtype)
     if projection.bias is None:
         return before
-    return torch.where(rows.begins[:, None], projection.bias, before)
+    return torch.where(state.rows.begins[:, None], projection.bias, before)

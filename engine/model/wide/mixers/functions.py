@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN, GELUTanh, SiLUActivation
 
+#: Keeps the norm of a query or key away from zero, as in transformers and flash-linear-attention.
+NORM_EPSILON = 1e-6
 #: Above it, softplus(x) is x in float32; torch has the same threshold.
 SOFTPLUS_THRESHOLD = 20.0
 

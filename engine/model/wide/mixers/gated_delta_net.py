@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import torch
 
 from engine.model.device.state_pool import StateShapes
-from engine.model.recurrence import LayerState, RecurrentRows
-from engine.model.wide.mixers import delta_rule
-from engine.model.wide.mixers.functions import activation, sigmoid, softplus
+from engine.model.kernels.recurrent import MatrixInputs
+from engine.model.wide.mixers.constants import as_float, convolution_of, once
+from engine.model.wide.mixers.functions import NORM_EPSILON, sigmoid, softplus
+from engine.model.wide.mixers.layer_state import LayerState
 
 
 class Projected(NamedTuple):
@@ -36,43 +37,39 @@ class GatedDeltaNet:
         {"Qwen3NextGatedDeltaNet", "Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet"}
         | {"OlmoHybridGatedDeltaNet"}
     )
+    has_kernels = True
 
     def shapes(self, module: Any) -> StateShapes:
         history = (module.conv_kernel_size - 1, module.conv_dim)
         return history, (module.num_v_heads, module.head_k_dim, module.head_v_dim)
 
-    def step(
-        self, module: Any, hidden: torch.Tensor, state: LayerState, rows: RecurrentRows
-    ) -> torch.Tensor:
+    def step(self, module: Any, hidden: torch.Tensor, state: LayerState) -> torch.Tensor:
         projected = _project(module, hidden)
-        bias = module.conv1d.bias
-        convolved, history = rows.convolve(
-            projected.mixed.float(),
-            state.read(0),
-            module.conv1d.weight.squeeze(1).float(),
-            None if bias is None else bias.float(),
+        mixed = state.convolve(
+            0, projected.mixed, convolution_of(module.conv1d), activated_by=module.activation
         )
-        state.write(0, history)
-        # Rounded as the module rounds the output of its convolution.
-        mixed = activation(module.activation)(convolved).to(hidden.dtype).float()
+        keys = (len(hidden), module.num_k_heads, module.head_k_dim)
         query, key, value = torch.split(
             mixed, [module.key_dim, module.key_dim, module.value_dim], dim=-1
         )
         strength = sigmoid(projected.strength.float()).to(hidden.dtype).float()
         if getattr(module, "allow_neg_eigval", False):
             strength = strength * 2.0
-        bias_of_decay = projected.decay.float() + module.dt_bias.float()
-        decay = torch.exp(-module.A_log.float().exp() * softplus(bias_of_decay))
-        outputs, matrices = rows.scan(
-            delta_rule.update,
-            state.read(1),
-            _normalized(module, query) / module.head_k_dim**0.5,
-            _normalized(module, key),
-            value.reshape(len(hidden), module.num_v_heads, -1),
-            decay[..., None],
-            strength,
+        negative_rate, bias = once(module, _decay_weights)
+        decay = torch.exp(negative_rate * softplus(projected.decay.float() + bias))
+        outputs = state.recur(
+            1,
+            MatrixInputs(
+                query.view(keys),
+                key.view(keys),
+                value.view(len(hidden), module.num_v_heads, -1),
+                decay[..., None],
+                strength,
+                corrects=True,
+                query_factor=module.head_k_dim**-0.5,
+                epsilon=NORM_EPSILON,
+            ),
         )
-        state.write(1, matrices)
         is_olmo = hasattr(module, "o_norm")
         norm, out = (module.o_norm, module.o_proj) if is_olmo else (module.norm, module.out_proj)
         normed = norm(outputs.to(hidden.dtype).flatten(0, 1), projected.gate.flatten(0, 1))
@@ -99,8 +96,6 @@ def _project(module: Any, hidden: torch.Tensor) -> Projected:
     return Projected(mixed, gate.view(len(hidden), module.num_v_heads, -1), strength, decay)
 
 
-def _normalized(module: Any, vectors: torch.Tensor) -> torch.Tensor:
-    """[tokens, value heads, key_dim] of norm 1; each key head serves several value heads."""
-    heads = delta_rule.normalized(vectors.reshape(len(vectors), module.num_k_heads, -1))
-    num_values: int = module.num_v_heads // module.num_k_heads
-    return heads.repeat_interleave(num_values, dim=1)
+def _decay_weights(module: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The factor of softplus in the logarithm of a decay, and the bias inside, [value heads]."""
+    return -as_float(module.A_log).exp(), as_float(module.dt_bias)

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 
 from engine.model.device.state_pool import StateShapes
-from engine.model.recurrence import LayerState, RecurrentRows
+from engine.model.wide.mixers.layer_state import LayerState
 
 #: What a module returns: a tensor, or several things. Some return None for what was not asked for.
 Mixed = torch.Tensor | tuple[torch.Tensor | None, ...]
@@ -23,13 +23,16 @@ class Mixer(Protocol):
         """Names of the module classes whose `forward` it replaces."""
         ...
 
+    @property
+    def has_kernels(self) -> bool:
+        """Whether its step calls `LayerState.convolve` or `LayerState.recur`."""
+        ...
+
     def shapes(self, module: Any) -> StateShapes:
         """The shapes of the parts of a module's state, of one request."""
         ...
 
-    def step(
-        self, module: Any, hidden: torch.Tensor, state: LayerState, rows: RecurrentRows
-    ) -> Mixed:
+    def step(self, module: Any, hidden: torch.Tensor, state: LayerState) -> Mixed:
         """What the module's `forward` returns for the tokens of a step, [tokens, ...].
 
         `hidden` is [tokens, width], the rows concatenated. Reads each part of the state once and

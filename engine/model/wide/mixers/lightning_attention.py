@@ -9,50 +9,33 @@ head_dim] and the head's slope s:
 that of MiniMax-Text-01 is. Here such a model has the tokens of its forward pass over whole texts.
 """
 
-from functools import partial
 from typing import Any
 
 import torch
 
 from engine.model.device.state_pool import StateShapes
-from engine.model.recurrence import LayerState, RecurrentRows
+from engine.model.kernels.recurrent import MatrixInputs
 from engine.model.wide.mixers.functions import activation_of, sigmoid
+from engine.model.wide.mixers.layer_state import LayerState
 
 
 class LightningAttention:
     """State: a matrix for each head."""
 
     classes = frozenset({"MiniMaxLightningAttention"})
+    has_kernels = True
 
     def shapes(self, module: Any) -> StateShapes:
         return ((module.num_attention_heads, module.head_dim, module.head_dim),)
 
     def step(
-        self, module: Any, hidden: torch.Tensor, state: LayerState, rows: RecurrentRows
+        self, module: Any, hidden: torch.Tensor, state: LayerState
     ) -> tuple[torch.Tensor, None]:
         projected = activation_of(module.act_fn)(module.qkv_proj(hidden).float())
         heads = projected.to(hidden.dtype).float().view(len(hidden), module.num_attention_heads, -1)
-        outputs, matrices = rows.scan(
-            partial(_update, torch.exp(-module.slope_rate.float())),
-            state.read(0),
-            *heads.chunk(3, dim=-1),
-        )
-        state.write(0, matrices)
+        decay = torch.exp(-module.slope_rate.float()).view(1, -1, 1)
+        query, key, value = heads.chunk(3, dim=-1)
+        outputs = state.recur(0, MatrixInputs(query, key, value, decay))
         normed = module.norm(outputs.to(hidden.dtype).flatten(1))
         gate = sigmoid(module.output_gate(hidden).float()).to(hidden.dtype)
         return module.out_proj(gate * normed), None
-
-
-def _update(
-    decay: torch.Tensor,
-    state: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token: the new state [rows, heads, head_dim, head_dim], and [rows, heads, head_dim].
-
-    `decay` is [heads, 1, 1].
-    """
-    state = state * decay + key[..., None] * value[..., None, :]
-    return state, (state * query[..., None]).sum(dim=-2)

@@ -13,37 +13,31 @@ from typing import Any
 import torch
 
 from engine.model.device.state_pool import StateShapes
-from engine.model.recurrence import LayerState, RecurrentRows
-from engine.model.wide.mixers.functions import activation, silu, softplus
+from engine.model.wide.mixers.constants import as_float, convolution_of, once
+from engine.model.wide.mixers.functions import silu, softplus
+from engine.model.wide.mixers.layer_state import LayerState
 
 
 class Mamba:
     """State: the last inputs of the convolution, and a vector for each channel."""
 
     classes = frozenset({"MambaMixer", "FalconMambaMixer", "JambaMambaMixer", "ZambaMambaMixer"})
+    has_kernels = True
 
     def shapes(self, module: Any) -> StateShapes:
         history = (module.conv_kernel_size - 1, module.intermediate_size)
         return history, tuple(module.A_log.shape)
 
-    def step(
-        self, module: Any, hidden: torch.Tensor, state: LayerState, rows: RecurrentRows
-    ) -> torch.Tensor:
+    def step(self, module: Any, hidden: torch.Tensor, state: LayerState) -> torch.Tensor:
         inputs, gate = _project(module, hidden)
-        bias = module.conv1d.bias
-        convolved, history = rows.convolve(
-            inputs.float(),
-            state.read(0),
-            module.conv1d.weight.squeeze(1).float(),
-            None if bias is None else bias.float(),
+        mixed = state.convolve(
+            0, inputs, convolution_of(module.conv1d), activated_by=module.activation
         )
-        state.write(0, history)
-        # Rounded as the module rounds the output of its convolution.
-        mixed = activation(module.activation)(convolved).to(hidden.dtype)
-        sizes, into, out_of = _selected(module, mixed)
-        values = mixed.float().view(sizes.shape)
-        outputs, new = rows.scan(
-            partial(_update, -torch.exp(module.A_log.float())),
+        sizes, into, out_of = _selected(module, mixed.to(hidden.dtype))
+        values = mixed.view(sizes.shape)
+        negative_rate, skip = once(module, _weights)
+        outputs, new = state.rows.scan(
+            partial(_update, negative_rate),
             state.read(1),
             values * sizes,
             sizes,
@@ -51,7 +45,7 @@ class Mamba:
             out_of,
         )
         state.write(1, new)
-        outputs = (outputs + values * module.D.float()).flatten(1) * silu(gate.float())
+        outputs = (outputs + values * skip).flatten(1) * silu(gate.float())
         mixed_again: torch.Tensor = module.out_proj(outputs.to(hidden.dtype))
         return mixed_again
 
@@ -87,6 +81,11 @@ def _selected(module: Any, mixed: torch.Tensor) -> tuple[torch.Tensor, torch.Ten
         sizes = module.dt_proj(sizes)
     into, out_of = into.float().unsqueeze(-2), out_of.float().unsqueeze(-2)
     return softplus(sizes.float()), into, out_of
+
+
+def _weights(module: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """A [channels, state_size] and D [channels]; in Zamba with a dimension of heads before."""
+    return -as_float(module.A_log).exp(), as_float(module.D)
 
 
 def _update(

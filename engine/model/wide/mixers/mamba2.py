@@ -15,8 +15,10 @@ from typing import Any
 import torch
 
 from engine.model.device.state_pool import StateShapes
-from engine.model.recurrence import LayerState, RecurrentRows
-from engine.model.wide.mixers.functions import activation, silu, softplus
+from engine.model.kernels.recurrent import MatrixInputs
+from engine.model.wide.mixers.constants import as_float, convolution_of, once
+from engine.model.wide.mixers.functions import silu, softplus
+from engine.model.wide.mixers.layer_state import LayerState
 
 
 class Mamba2:
@@ -26,40 +28,35 @@ class Mamba2:
         {"Mamba2Mixer", "BambaMixer", "GraniteMoeHybridMambaLayer", "NemotronHMamba2Mixer"}
         | {"FalconH1Mixer", "Zamba2MambaMixer"}
     )
+    has_kernels = True
 
     def shapes(self, module: Any) -> StateShapes:
         history = (module.conv_kernel_size - 1, module.conv_dim)
-        return history, (module.num_heads, module.head_dim, module.ssm_state_size)
+        # A head's state is transposed, to the form of `matrix_state`.
+        return history, (module.num_heads, module.ssm_state_size, module.head_dim)
 
-    def step(
-        self, module: Any, hidden: torch.Tensor, state: LayerState, rows: RecurrentRows
-    ) -> torch.Tensor:
+    def step(self, module: Any, hidden: torch.Tensor, state: LayerState) -> torch.Tensor:
         gate, inputs, sizes = _project(module, hidden)
-        bias = module.conv1d.bias
-        convolved, history = rows.convolve(
-            inputs.float(),
-            state.read(0),
-            module.conv1d.weight.squeeze(1).float(),
-            None if bias is None else bias.float(),
+        mixed = state.convolve(
+            0, inputs, convolution_of(module.conv1d), activated_by=module.activation
         )
-        state.write(0, history)
-        # Rounded as the module rounds the output of its convolution.
-        mixed = activation(module.activation)(convolved).to(hidden.dtype).float()
         width = module.n_groups * module.ssm_state_size
         values, into, out_of = torch.split(mixed, [module.intermediate_size, width, width], dim=-1)
-        values = values.reshape(len(hidden), module.num_heads, -1)
+        negative_rate, skip = once(module, _weights)
         size = softplus((sizes + module.dt_bias.to(sizes.dtype)).float())
         size = size.clamp(*module.time_step_limit)
-        outputs, matrices = rows.scan(
-            _update,
-            state.read(1),
-            values * size[..., None],
-            torch.exp(size * -torch.exp(module.A_log.float())),
-            _of_heads(module, into),
-            _of_heads(module, out_of),
+        groups = (len(hidden), module.n_groups, module.ssm_state_size)
+        outputs = state.recur(
+            1,
+            MatrixInputs(
+                out_of.view(groups),
+                into.view(groups),
+                values.view(len(hidden), module.num_heads, -1),
+                torch.exp(size * negative_rate)[..., None],
+                size,
+                skip,
+            ),
         )
-        state.write(1, matrices)
-        outputs = outputs + values * module.D.float()[:, None]
         gated = _gated(module, outputs.flatten(1).to(hidden.dtype), gate)
         mixed_again: torch.Tensor = module.out_proj(gated.to(hidden.dtype))
         return mixed_again
@@ -84,20 +81,6 @@ def _gated(module: Any, outputs: torch.Tensor, gate: torch.Tensor) -> torch.Tens
     return outputs * silu(gate.float())
 
 
-def _of_heads(module: Any, vectors: torch.Tensor) -> torch.Tensor:
-    """[tokens, heads, state_size] from [tokens, groups * state_size]."""
-    groups = vectors.reshape(len(vectors), module.n_groups, -1)
-    num_heads: int = module.num_heads // module.n_groups
-    return groups.repeat_interleave(num_heads, dim=1)
-
-
-def _update(
-    state: torch.Tensor,
-    values: torch.Tensor,
-    decay: torch.Tensor,
-    into: torch.Tensor,
-    out_of: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token: the new state [rows, heads, head_dim, state_size], and [rows, heads, head_dim]."""
-    state = state * decay[..., None, None] + values[..., None] * into[..., None, :]
-    return state, (state * out_of[..., None, :]).sum(dim=-1)
+def _weights(module: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """A and D, [heads] each."""
+    return -as_float(module.A_log).exp(), as_float(module.D)

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from engine.model.device.state_pool import StateShapes
-from engine.model.recurrence import LayerState, RecurrentRows
+from engine.model.wide.mixers.constants import convolution_of
 from engine.model.wide.mixers.functions import activation_of, sigmoid, softplus
+from engine.model.wide.mixers.layer_state import LayerState
 
 #: The factor of the gate of the recurrence; the paper's constant c.
 GATE_FACTOR = -8.0
@@ -24,30 +25,24 @@ class GatedLinearRecurrentUnit:
     """State: the last inputs of the convolution, and a number for each channel."""
 
     classes = frozenset({"RecurrentGemmaRecurrentBlock"})
+    has_kernels = True
 
     def shapes(self, module: Any) -> StateShapes:
         return (module.conv1d_width - 1, module.lru_width), (module.lru_width,)
 
     def step(
-        self, module: Any, hidden: torch.Tensor, state: LayerState, rows: RecurrentRows
+        self, module: Any, hidden: torch.Tensor, state: LayerState
     ) -> tuple[torch.Tensor, None]:
         gate = activation_of(module.act_fn)(module.linear_y(hidden).float()).to(hidden.dtype)
-        convolved, history = rows.convolve(
-            module.linear_x(hidden).float(),
-            state.read(0),
-            module.conv_1d.weight.squeeze(1).float(),
-            module.conv_1d.bias.float(),
-        )
-        state.write(0, history)
-        # Rounded as the module rounds the output of its convolution.
+        convolved = state.convolve(0, module.linear_x(hidden), convolution_of(module.conv_1d))
         inputs = convolved.to(hidden.dtype)
         unit = module.rg_lru
         recurrent = _gate(unit, inputs, unit.recurrent_gate_weight, unit.recurrent_gate_bias)
         log_decay = GATE_FACTOR * recurrent * softplus(unit.recurrent_param.float())
         scale = torch.sqrt(1 - torch.exp(2 * log_decay))
-        scale = torch.where(rows.begins[:, None], torch.ones_like(scale), scale)
+        scale = torch.where(state.rows.begins[:, None], torch.ones_like(scale), scale)
         gated = inputs.float() * _gate(unit, inputs, unit.input_gate_weight, unit.input_gate_bias)
-        outputs, new = rows.scan(_update, state.read(1), gated * scale, torch.exp(log_decay))
+        outputs, new = state.rows.scan(_update, state.read(1), gated * scale, torch.exp(log_decay))
         state.write(1, new)
         return module.linear_out(outputs.to(hidden.dtype) * gate), None
 

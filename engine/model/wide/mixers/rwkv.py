@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from engine.model.device.state_pool import StateShapes
-from engine.model.recurrence import LayerState, RecurrentRows
 from engine.model.wide.mixers.functions import sigmoid
+from engine.model.wide.mixers.layer_state import LayerState
 
 #: The highest exponent of sums without a token.
 NO_EXPONENT = -1e38
@@ -27,23 +27,24 @@ class RwkvTimeMixing:
     """State: the token before, and the sums n and d with their exponent m for each channel."""
 
     classes = frozenset({"RwkvSelfAttention"})
+    has_kernels = False
 
     def shapes(self, module: Any) -> StateShapes:
         return (1, module.key.in_features), (3, module.attention_hidden_size)
 
     def step(
-        self, module: Any, hidden: torch.Tensor, state: LayerState, rows: RecurrentRows
+        self, module: Any, hidden: torch.Tensor, state: LayerState
     ) -> tuple[torch.Tensor, None]:
-        before = _before(hidden, state, rows)
+        before = _before(hidden, state)
         key = module.key(_between(module.time_mix_key, hidden, before))
         value = module.value(_between(module.time_mix_value, hidden, before))
         gate = module.receptance(_between(module.time_mix_receptance, hidden, before))
-        outputs, sums = rows.scan(
+        outputs, sums = state.rows.scan(
             partial(_update, -torch.exp(module.time_decay.float()), module.time_first.float()),
             state.read(1),
             key.float(),
             value.float(),
-            rows.begins[:, None],
+            state.rows.begins[:, None],
         )
         state.write(1, sums)
         gate = sigmoid(gate.float()).to(hidden.dtype)
@@ -54,23 +55,24 @@ class RwkvChannelMixing:
     """State: the token before."""
 
     classes = frozenset({"RwkvFeedForward"})
+    has_kernels = False
 
     def shapes(self, module: Any) -> StateShapes:
         return ((1, module.key.in_features),)
 
     def step(
-        self, module: Any, hidden: torch.Tensor, state: LayerState, rows: RecurrentRows
+        self, module: Any, hidden: torch.Tensor, state: LayerState
     ) -> tuple[torch.Tensor, None]:
-        before = _before(hidden, state, rows)
+        before = _before(hidden, state)
         key = module.key(_between(module.time_mix_key, hidden, before))
         gate = module.receptance(_between(module.time_mix_receptance, hidden, before))
         value = module.value(torch.square(torch.relu(key)))
         return sigmoid(gate.float()).to(hidden.dtype) * value, None
 
 
-def _before(hidden: torch.Tensor, state: LayerState, rows: RecurrentRows) -> torch.Tensor:
+def _before(hidden: torch.Tensor, state: LayerState) -> torch.Tensor:
     """[tokens, width], the input of the token before each; zeros before the first."""
-    window, history = rows.window(hidden.float(), state.read(0))
+    window, history = state.rows.window(hidden.float(), state.read(0))
     state.write(0, history)
     return next(window).to(hidden.dtype)
 

@@ -232,7 +232,6 @@ def test_the_sources_compile_without_a_warning():
     compiler = build._compiler()
     assert compiler is not None
     command = [compiler, "-Wall", "-Wextra", "-Werror", "-fsyntax-only", *build._FLAGS]
-    source = build.SOURCES / "decoder.cpp"
-    flags = [*best_variant().options, str(source)]
+    flags = [*best_variant().options, *build.units()]
     finished = subprocess.run([*command, *flags], capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr

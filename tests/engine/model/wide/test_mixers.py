@@ -9,6 +9,8 @@ import transformers
 import engine.model.wide.mixers as mixers
 from engine.cache.state_tags import BUFFERS, StateTags, Turn
 from engine.errors import ModelRefused
+from engine.model.kernels.recurrent import RecurrentKernels
+from engine.model.wide import transformers_model
 from tests.engine.model.builders import (
     _GROUPED,
     EOS,
@@ -128,18 +130,51 @@ def test_without_its_mixer_it_is_refused(kind, reason, folder_of, monkeypatch):
         make_runner(folder_of(kind))
 
 
+def without_kernels(monkeypatch):
+    monkeypatch.setattr(transformers_model, "recurrent_kernels", lambda device: None)
+
+
+@pytest.mark.parametrize("kind", ["lfm2", "mamba2", "gated delta net", "kimi delta attention"])
+def test_torch_takes_the_place_of_kernels_and_the_fingerprint_says_so(kind, folder_of, monkeypatch):
+    folder = folder_of(kind)
+    compiled = make_runner(folder, model_path="wide")
+    kernels = compiled.model.kernels
+    assert compiled.model.name == f"transformers-{kernels.name}"
+    without_kernels(monkeypatch)
+    runner = make_runner(folder, model_path="wide")
+    assert runner.model.name == "transformers"
+    check_generated(runner, Oracle(folder).alone())
+    fingerprints = [one.config_facts.fingerprint for one in (compiled, runner)]
+    for part in (kernels.name, kernels.build):
+        assert part in fingerprints[0] and part not in fingerprints[1]
+
+
+@pytest.mark.parametrize("kind", ["compressed convolution", "rwkv"])
+def test_a_model_without_kernels_of_its_kind_does_not_name_them(kind, folder_of):
+    assert make_runner(folder_of(kind)).model.name == "transformers"
+
+
+def test_kernels_with_other_logits_than_the_module_are_not_used(folder_of, monkeypatch, caplog):
+    recur = RecurrentKernels.recur
+    monkeypatch.setattr(RecurrentKernels, "recur", lambda *given: -recur(*given))
+    folder = folder_of("gated delta net")
+    runner = make_runner(folder)
+    assert runner.model.name == "transformers" and "is not used" in caplog.text
+    assert generate(runner, requests_of()).tokens == Oracle(folder).alone()
+
+
 class Forgetful:
     """A mixer that begins every step with an empty state."""
 
     def __init__(self, mixer):
         self._mixer = mixer
         self.classes, self.shapes = mixer.classes, mixer.shapes
+        self.has_kernels = mixer.has_kernels
 
-    def step(self, module, hidden, state, rows):
-        state.read = lambda part: state._parts[part].new_zeros(
-            (len(rows.reads), *state._parts[part].shape[1:])
-        )
-        return self._mixer.step(module, hidden, state, rows)
+    def step(self, module, hidden, state):
+        for part in state._parts:
+            part[state.rows.reads] = 0
+        return self._mixer.step(module, hidden, state)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
