@@ -28,7 +28,7 @@ from benchmarks.common.cases import FLOAT_CASES, HYBRID_CASES, QUANTIZED_CASES, 
 from benchmarks.common.figures import Figures, commit, figures_of, machine
 from benchmarks.common.floor import measure_limits
 from benchmarks.common.judge import judge
-from benchmarks.common.models import SHAPES, model_folder
+from benchmarks.common.models import SHAPES
 from benchmarks.common.results import write_cells
 from benchmarks.common.workloads import (
     ARRIVALS_PER_SECOND,
@@ -40,7 +40,7 @@ from benchmarks.common.workloads import (
 from benchmarks.peers.child import Generation
 from benchmarks.peers.install import InstallFailed, install_all, prepare, quantize
 from benchmarks.peers.process import PeerFailed, PeerProcess
-from benchmarks.peers.register import OURS, PEERS, PEERS_FOLDER
+from benchmarks.peers.register import OURS, PEERS, PEERS_FOLDER, Peer
 from quire.cli.usage import positive
 
 RUNS_FOLDER = PEERS_FOLDER / "runs"
@@ -117,8 +117,7 @@ class Measurement:
         peer = PEERS[name]
         if not peer.python.exists():
             raise PeerFailed("it is not installed; `python -m benchmarks.peers.install` does that")
-        prepare(name, self._case)
-        model = self._case.gguf_file if self._case.is_quantized else model_folder(self._case.model)
+        model = prepare(name, self._case)
         engine = PeerProcess(peer, model=model, dtype=self._case.dtype, log=log)
         print(f"{name}: {engine.facts}", flush=True)
         self._note({"engine": name, "facts": engine.facts})
@@ -193,6 +192,13 @@ def figures_of_run(workload: Workload, generations: Sequence[Generation]) -> Fig
     return figures_of(pieces, submitted)
 
 
+def can_run(peer: Peer, case: Case) -> bool:
+    """Whether a peer has the weights of a case, or quantizes them as much by itself."""
+    if not case.is_quantized:
+        return peer.reads_floats
+    return peer.reads_gguf or (case.weights in peer.quantizes and case.has_original_weights)
+
+
 def next_round(runs_file: Path) -> int:
     """The number after the last round in a file of runs."""
     if not runs_file.exists():
@@ -207,9 +213,9 @@ def measure(arguments: argparse.Namespace, case: Case) -> None:
     if not arguments.resume:
         runs_file.unlink(missing_ok=True)
     first = next_round(runs_file)
-    names = [OURS, *(name for name in arguments.peers if name != OURS)]
+    others = [name for name in arguments.peers if name != OURS and can_run(PEERS[name], case)]
+    names = [OURS, *others]
     if case.is_quantized:
-        names = [name for name in names if PEERS[name].reads_gguf]
         quantize(case)
     with Measurement(case, names, runs_file=runs_file) as measurement:
         measurement.measure_limits()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.common.floor import BYTES_PER_VALUE, weights_per_token
 from benchmarks.common.hybrids import HYBRIDS
-from benchmarks.common.models import SHAPES, vocab_size_of
+from benchmarks.common.models import MODELS, REAL_MODEL, SHAPES, vocab_size_of
 
 FLOAT_CASES = ("SMALL-bf16", "TINY-bf16", "SMALL-fp32", "TINY-fp32")
 HYBRID_CASES = tuple(f"{name}-{weights}" for name in HYBRIDS for weights in ("bf16", "fp32"))
@@ -57,6 +57,11 @@ class Case:
     @property
     def is_quantized(self) -> bool:
         return self.weights not in BYTES_PER_VALUE
+
+    @property
+    def has_original_weights(self) -> bool:
+        """Whether there is a folder with the weights before they were quantized."""
+        return self.model in (*MODELS, REAL_MODEL)
 
     @property
     def dtype(self) -> str:

@@ -7,7 +7,7 @@ share of the floor, whether the gate was passed, and the machine and versions.
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from benchmarks.common.cases import Case
 from benchmarks.common.floor import Limits, work_of
 from benchmarks.common.gate import NOTHING_READ, Agreement, Reference, right_lengths
 from benchmarks.common.workloads import make_workload
-from benchmarks.peers.register import OURS
+from benchmarks.peers.register import OURS, OURS_DEQUANTIZED, PEERS
 
 METRICS = ("output_tokens_per_second", "inter_token_ms", "first_token_ms")
 #: One round of one workload: (window, number). Ratios are computed within a round.
@@ -66,7 +66,11 @@ class Runs:
 def judge(case: Case, path: Path) -> dict[str, Cell]:
     """Workload -> cell of a case. Prints each cell with a line per engine."""
     found = Runs.read(path)
-    agreements = _Agreements(case, path.with_suffix(".agreement.json")).read(found)
+    # Peers that have quantized the original weights by themselves are compared with these.
+    own_weights = {name for name in found.facts if case.is_quantized and PEERS[name].quantizes}
+    reader = _Agreements(case, path.with_suffix(".agreement.json"))
+    agreements = reader.read(found, found.facts.keys() - own_weights)
+    original = reader.read_original(found, {OURS, *own_weights}) if own_weights else {}
     cells = {}
     for workload in found.workloads():
         runs = found.of(workload)
@@ -74,7 +78,7 @@ def judge(case: Case, path: Path) -> dict[str, Cell]:
         wrong = sorted({run["engine"] for run in runs if not right_lengths(items, run["tokens"])})
         exact = total(agreements, OURS, workload=workload)
         correct = not wrong and (
-            near_enough(agreements)
+            near_enough(agreements) and (not original or near_enough(original))
             if case.dtype == "bf16"
             else exact.num_agreed == exact.num_tokens > 0
         )
@@ -91,11 +95,8 @@ def judge(case: Case, path: Path) -> dict[str, Cell]:
                 workload,
                 case,
             ),
-            "agreement": {
-                name: round(read.share, 4)
-                for name in sorted(found.facts)
-                if (read := total(agreements, name)).num_tokens
-            },
+            "agreement": shares(agreements),
+            "agreement_with_original": shares(original),
             "correct": correct,
             "wrong_lengths": wrong,
             "rounds": {name: sum(name in each for each in rounds.values()) for name in found.facts},
@@ -109,8 +110,11 @@ def judge(case: Case, path: Path) -> dict[str, Cell]:
 
 
 def near_enough(agreements: Mapping[FirstRun, Agreement]) -> bool:
-    """Whether we agree with the reference at least as often as each peer, on common prompts."""
-    for peer in {name for _, _, name in agreements} - {OURS}:
+    """Whether we agree with the reference at least as often as each peer, on common prompts.
+
+    Our own form with dequantized weights is no peer: it rounds less than integers do.
+    """
+    for peer in {name for _, _, name in agreements} - {OURS, OURS_DEQUANTIZED}:
         ours = theirs = NOTHING_READ
         for (window, workload, name), agreement in agreements.items():
             beside = agreements.get((window, workload, OURS), NOTHING_READ)
@@ -119,6 +123,13 @@ def near_enough(agreements: Mapping[FirstRun, Agreement]) -> bool:
         if ours.num_agreed * theirs.num_tokens < theirs.num_agreed * ours.num_tokens:
             return False
     return total(agreements, OURS).num_tokens > 0
+
+
+def shares(agreements: Mapping[FirstRun, Agreement]) -> dict[str, float]:
+    """Engine -> its share of tokens that agree, over all workloads."""
+    names = sorted({name for _, _, name in agreements})
+    read = {name: total(agreements, name) for name in names}
+    return {name: round(one.share, 4) for name, one in read.items() if one.num_tokens}
 
 
 def total(
@@ -202,29 +213,41 @@ def floor_share(
 
 
 class _Agreements:
-    """The agreement of each engine's first run of each workload in a window, cached in a file."""
+    """The agreement of each engine's first run of each workload in a window, cached in a file.
+
+    The reference has the weights that the case has, which may be dequantized, or the original ones.
+    """
 
     def __init__(self, case: Case, path: Path) -> None:
         self._vocab_size = case.vocab_size
         self._path = path
-        self._reference = Reference(case.model, case.gguf_file if case.is_quantized else None)
+        self._references = {
+            "": Reference(case.model, case.gguf_file if case.is_quantized else None),
+            "original/": Reference(case.model),
+        }
         self._known: dict[str, list[int]] = json.loads(path.read_text()) if path.exists() else {}
 
-    def read(self, found: Runs) -> dict[FirstRun, Agreement]:
+    def read(self, found: Runs, engines: Collection[str]) -> dict[FirstRun, Agreement]:
+        return self._read(found, engines, "")
+
+    def read_original(self, found: Runs, engines: Collection[str]) -> dict[FirstRun, Agreement]:
+        return self._read(found, engines, "original/")
+
+    def _read(self, found: Runs, engines: Collection[str], kind: str) -> dict[FirstRun, Agreement]:
         agreements: dict[FirstRun, Agreement] = {}
         for run in found.runs:
             first_run = run["window"], run["workload"], run["engine"]
-            if first_run not in agreements:
-                agreements[first_run] = self._of(run)
+            if run["engine"] in engines and first_run not in agreements:
+                agreements[first_run] = self._of(run, kind)
         return agreements
 
-    def _of(self, run: Mapping[str, Any]) -> Agreement:
-        key = f"{run['engine']}/{run['workload']}/{run['window']}/{run['turn']}"
+    def _of(self, run: Mapping[str, Any], kind: str) -> Agreement:
+        key = f"{kind}{run['engine']}/{run['workload']}/{run['window']}/{run['turn']}"
         if key not in self._known:
             items = make_workload(run["workload"], vocab_size=self._vocab_size, turn=run["turn"])
             if not right_lengths(items, run["tokens"]):
                 return NOTHING_READ
-            agreement = self._reference.agreement(items, run["tokens"])
+            agreement = self._references[kind].agreement(items, run["tokens"])
             self._known[key] = [agreement.num_agreed, agreement.num_tokens]
             self._path.write_text(json.dumps(self._known))
         return Agreement(*self._known[key])
@@ -234,12 +257,14 @@ def _print(case: str, workload: str, cell: Cell) -> None:
     share, kept_up = cell["floor_share"], cell["sustained_floor_share"]
     print(f"\n{case} {workload}, correct: {cell['correct']}, share of the floor: {share}", end="")
     print(f", at what the machine kept up: {kept_up}")
-    print(f"{'':24}{'tok/s':>10}{'inter ms':>10}{'first ms':>10}{'ours / it':>10}{'agreement':>10}")
+    titles = ["tok/s", "inter ms", "first ms", "ours / it", "agreement", "original"]
+    print(f"{'':24}{''.join(f'{title:>10}' for title in titles)}")
     for name, rate in cell["output_tokens_per_second"].items():
         print(
             f"{name:24}{rate:>10}{cell['inter_token_ms'][name]:>10}"
             f"{cell['first_token_ms'][name]:>10}{cell['ratio'].get(name, ''):>10}"
             f"{cell['agreement'].get(name, ''):>10}"
+            f"{cell['agreement_with_original'].get(name, ''):>10}"
         )
 
 

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import venv
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.common.arguments import names_of
@@ -23,6 +24,16 @@ HERE = Path(__file__).resolve().parent
 LLAMA_CPP = "llama-cpp-python==0.3.36"
 #: Installed as dependencies but not needed. They are built for another torch: their import fails.
 UNFIT_FOR_VLLM = ("torchvision", "torchaudio", "torchcodec")
+#: The weights of a case -> options of OpenVINO's exporter. The runtime's data type is set at load,
+#: and a file in half precision holds the bfloat16 values. Integers of 8 bits have a scale for each
+#: row. Those of 4 bits have one for each group of 64: rows of 576 hold no groups of 128.
+OPENVINO_WEIGHTS = {
+    "bf16": ("--weight-format", "fp16"),
+    "fp32": ("--weight-format", "fp32"),
+    "Q8_0": ("--weight-format", "int8"),
+    "Q4_0": ("--weight-format", "int4", "--sym", "--group-size", "64"),
+    "Q4_1": ("--weight-format", "int4", "--group-size", "64"),
+}
 CMAKE_OPTIONS = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DGGML_NATIVE=ON",
@@ -49,12 +60,16 @@ def install(name: str) -> None:
     done.touch()
 
 
-def prepare(name: str, case: Case) -> None:
-    """Convert a model for a peer that has its own format, unless that was done. InstallFailed."""
+def prepare(name: str, case: Case) -> Path:
+    """Convert a model for a peer that has its own format, unless that was done. InstallFailed.
+
+    Returns what its child loads.
+    """
     if name == "llama-cpp":
         _build_loop()
-    if name in CONVERTERS and not case.is_quantized:
-        CONVERTERS[name](case.model, case.dtype)
+    if case.is_quantized and PEERS[name].reads_gguf:
+        return case.gguf_file
+    return CONVERTERS[name](case) if name in CONVERTERS else model_folder(case.model)
 
 
 def quantize(case: Case) -> None:
@@ -62,11 +77,10 @@ def quantize(case: Case) -> None:
     if case.gguf_file.exists():
         return
     _build_loop()
-    _convert_for_llama_cpp(case.model, "bf16")
+    source = _convert_for_llama_cpp(replace(case, weights="bf16"))
     case.gguf_file.parent.mkdir(parents=True, exist_ok=True)
     begun = case.gguf_file.with_suffix(".begun")
     python = PEERS_FOLDER / "llama-cpp" / "bin" / "python"
-    source = _llama_folder() / f"{case.model}-bf16.gguf"
     program = [python, "-m", "benchmarks.peers.quantize"]
     _run("llama-cpp", [*program, _llama_folder(), source, begun, case.weights])
     begun.rename(case.gguf_file)
@@ -83,7 +97,7 @@ def _install_openvino() -> None:
     pip("install", "openvino-genai==2026.4.1.0", "openvino-tokenizers==2026.4.1.0", "numpy")
     # The exporter needs other versions of torch and transformers, so another environment.
     pip = _environment("openvino-export")
-    pip("install", "optimum-intel[openvino]==2.2.0")
+    pip("install", "optimum-intel[openvino]==2.2.0", _pinned("torch"))
     pip("uninstall", "--yes", "torchvision")
 
 
@@ -104,27 +118,36 @@ def _install_llama_cpp() -> None:
     _run("llama-cpp", [scripts / "cmake", "--build", build, "--target", "llama"])
 
 
-def _export_for_openvino(model: str, dtype: str) -> None:
-    # The runtime's data type is set at load. A file in half precision holds the bfloat16 values.
-    weights = {"bf16": "fp16", "fp32": "fp32"}[dtype]
-    output = PEERS_FOLDER / "models" / "openvino-genai" / f"{model}-{weights}"
-    if output.exists():
-        return
-    begun = output.with_suffix(".begun")
-    export = [PEERS_FOLDER / "openvino-export" / "bin" / "optimum-cli", "export", "openvino"]
-    task = ["--task", "text-generation-with-past", "--weight-format", weights]
-    _run("openvino-export", [*export, "--model", model_folder(model), *task, begun])
-    begun.rename(output)
+def _pinned(package: str) -> str:
+    """The requirement of a package that the project is tested with.
+
+    Of torch, it can be met by a build for CPUs where pip finds one, which saves gigabytes.
+    """
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    (requirement,) = (line for line in lines if line.startswith(f"{package}=="))
+    return requirement
 
 
-def _convert_for_llama_cpp(model: str, dtype: str) -> None:
+def _export_for_openvino(case: Case) -> Path:
+    output = PEERS_FOLDER / "models" / "openvino-genai" / case.name
+    if not output.exists():
+        begun = output.with_suffix(".begun")
+        export = [PEERS_FOLDER / "openvino-export" / "bin" / "optimum-cli", "export", "openvino"]
+        options = ["--task", "text-generation-with-past", *OPENVINO_WEIGHTS[case.weights]]
+        _run("openvino-export", [*export, "--model", model_folder(case.model), *options, begun])
+        begun.rename(output)
+    return output
+
+
+def _convert_for_llama_cpp(case: Case) -> Path:
     folder = _llama_folder()
-    output, begun = folder / f"{model}-{dtype}.gguf", folder / f"{model}-{dtype}.begun"
+    output, begun = folder / f"{case.name}.gguf", folder / f"{case.name}.begun"
     if not output.exists():
         python = PEERS_FOLDER / "llama-cpp" / "bin" / "python"
         module = [python, "-m", "benchmarks.peers.gguf_model"]
-        _run("llama-cpp", [*module, model_folder(model), begun, dtype])
+        _run("llama-cpp", [*module, model_folder(case.model), begun, case.weights])
         begun.rename(output)
+    return output
 
 
 def _build_loop() -> None:
@@ -192,7 +215,7 @@ INSTALLERS: dict[str, Callable[[], None]] = {
     "llama-cpp": _install_llama_cpp,
 }
 
-CONVERTERS: dict[str, Callable[[str, str], None]] = {
+CONVERTERS: dict[str, Callable[[Case], Path]] = {
     "openvino-genai": _export_for_openvino,
     "llama-cpp": _convert_for_llama_cpp,
 }

