@@ -119,6 +119,9 @@ class EngineLoop:
         self._metrics.begin_engine(first)
         self._generated_before = self.num_generated - first.generated_tokens
         self._engine, self._was_idle, self._num_steps = served.engine, True, 0
+        if served.follow_encoder is not None:
+            # A step with a large picture may take longer than a stall.
+            served.follow_encoder(self._vitals.progressed)
         self._on_loaded(served)
         while not (self._stopping.is_set() or self._leaving.is_set()):
             self._pass(served.engine)

@@ -6,11 +6,12 @@ outputs do not depend on other requests, nor on the chunks in which the prompt i
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 from transformers import PreTrainedConfig
 
 from engine.model.causal_model import PicturedRow, StepInputs
@@ -70,6 +71,13 @@ class PictureReader:
         self._added: dict[str, Any] = {}
         text: Any = self._model.get_decoder()
         text.register_forward_pre_hook(self._pass_added, with_kwargs=True)
+        self._on_layer: Callable[[], None] = lambda: None
+        for layer in _layers_outside_of(text, self._model):
+            layer.register_forward_hook(lambda *_: self._on_layer())
+
+    def follow(self, on_layer: Callable[[], None]) -> None:
+        """Call this after each layer of the encoder, which may take a picture for minutes."""
+        self._on_layer = on_layer
 
     def arguments(self, inputs: StepInputs) -> dict[str, torch.Tensor]:
         """The tokens of a step, or embeddings in their place, and their positions.
@@ -156,3 +164,11 @@ class PictureReader:
         added = getattr(encoded, "deepstack_features", None) or ()
         layers = [torch.cat(list(outputs)) for outputs in (encoded.pooler_output, *added)]
         return torch.cat(layers, dim=-1)
+
+
+def _layers_outside_of(text: nn.Module, model: nn.Module) -> Iterator[nn.Module]:
+    """The modules of all lists in the model but those of its text model: layers of the encoder."""
+    known = set(text.modules())
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and module not in known:
+            yield from module

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from math import prod
+from math import isqrt, prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,7 +73,7 @@ class PictureProcessor:
         writer: transformers' processor of the model's type; only `replace_image_token` is used.
         tokenizer: the model's.
         placeholder: the token id that stands for an output of the encoder.
-        max_pixels: the encoder gets no picture of more, if more pixels make more work for it.
+        max_pixels: the encoder gets no picture of more, or the least that its type can have.
     """
 
     def __init__(
@@ -87,10 +87,8 @@ class PictureProcessor:
     ) -> None:
         self._image_processor = image_processor
         self.max_pixels = max_pixels
-        if max_pixels is not None and _has_any_size(image_processor):
-            # These scale pictures themselves.
-            size = image_processor.size
-            size.longest_edge = min(size.longest_edge, max_pixels)
+        if max_pixels is not None:
+            _limit(image_processor, max_pixels)
         self._writer = writer
         self._tokenizer = tokenizer
         self._placeholder = placeholder
@@ -240,6 +238,18 @@ def _scaled(
     image: Any = import_module("PIL.Image")
     smaller = image.fromarray(rgb).resize((new_width, new_height), image.Resampling.BICUBIC)
     return np.asarray(smaller, dtype=np.uint8)
+
+
+def _limit(image_processor: Any, max_pixels: int) -> None:
+    """Let a processor that scales pictures itself make no more pixels, or the least that it can."""
+    size = image_processor.size
+    if _has_any_size(image_processor):
+        # The name says something else: it is a number of pixels.
+        size.longest_edge = min(size.longest_edge, max_pixels)
+    elif _has_tiles(image_processor):
+        # The tiles of a square within the limit: no picture of that length has more.
+        tile = image_processor.max_image_size["longest_edge"]
+        size.longest_edge = min(size.longest_edge, max(1, isqrt(max_pixels) // tile) * tile)
 
 
 def _has_any_size(image_processor: Any) -> bool:

@@ -75,6 +75,8 @@ class ServedModel:
     vectors: ServedVectors | None = None
     #: Prepares the pictures of chats; None for a model that reads none.
     pictures: PictureProcessor | None = None
+    #: Makes the engine call a function after each layer of its encoder of pictures; None without.
+    follow_encoder: Callable[[Callable[[], None]], None] | None = None
 
     @property
     def cache_bytes(self) -> dict[str, int]:
@@ -161,6 +163,7 @@ def _load_decoder(settings: Settings, loading: Loading) -> ServedModel:
     tokenizer = _tokenizer_in(facts.tokenizer_source)
     pictures = _pictures_for(tokenizer, facts, settings)
     limit = None if pictures is None else pictures.max_pixels
+    reader = getattr(runner.model, "picture_reader", None)
     served = ServedModel(
         engine=Engine(config, runner),
         tokenizer=tokenizer,
@@ -171,6 +174,7 @@ def _load_decoder(settings: Settings, loading: Loading) -> ServedModel:
         read_threads=runner.num_threads,
         bytes_per_block=facts.bytes_per_block,
         pictures=pictures,
+        follow_encoder=reader.follow if reader is not None else None,
         adapters=facts.adapters,
         grammars=_grammars_for(tokenizer, config),
     )

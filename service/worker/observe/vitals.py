@@ -67,7 +67,7 @@ class Vitals:
         self._signs.pop("engine", None)
 
     def progressed(self) -> None:
-        """Note that the engine finished a step that computed something."""
+        """Note that the engine has computed a step, or a layer of an encoder."""
         self._last_progress = self._clock()
 
     def beat(self, thread: str, *, rest_seconds: float = 0.0) -> None:

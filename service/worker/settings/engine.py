@@ -240,10 +240,9 @@ class DecodingSettings(Section):
     picture_decode_bytes: int = Field(default=1 << 30, ge=1 << 26)
     """Memory that decoding one picture may take, in bytes; one that takes more is refused."""
     max_picture_pixels: int | None = Field(default=None, ge=1 << 16)
-    """A picture with more pixels is scaled down to so many, where more pixels make more work for
-    the encoder: in Qwen's types and `llava_onevision`. The other types always use their own sizes.
-    Use the same value for all workers of a queue. Unset: 200,704 on a CPU, otherwise as the model's
-    files say.
+    """A picture with more pixels is scaled down to so many for the encoder, or to the least that
+    its type can have. Use the same value for all workers of a queue. Unset: 200,704 on a CPU,
+    otherwise as the model's files say.
     """
 
 

@@ -121,9 +121,9 @@ class LeaseSettings(Section):
     stall_timeout_seconds: Annotated[
         float, at_least(bounds.MIN_STALL_SECONDS, "any step would count as a stall")
     ] = 120.0
-    """If requests run and no step ends for this time, the engine counts as stalled: leases are no
-    longer renewed and `/livez` fails. If no step ends for the same time again, while the process
-    itself can run, the worker exits with 3.
+    """If requests run and for this time no step ends, nor a layer of an encoder of pictures, the
+    engine counts as stalled: leases are no longer renewed and `/livez` fails. If none ends for the
+    same time again, while the process itself can run, the worker exits with 3.
     """
     request_timeout_seconds: float | None = Field(default=None, gt=0.0)
     """Longest time that this worker works on one request, from the claim on; then the request ends

@@ -1,5 +1,6 @@
 """The engine thread by itself: its mail, and what it does with what it cannot use."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -163,3 +164,12 @@ def test_an_engine_that_goes_round_and_computes_nothing_makes_no_progress(
     assert under_test.gate.batches == []
     under_test.loop.abort("a", FinishReason.CANCELLED)
     assert under_test.end_of("a") == "cancelled"
+
+
+def test_a_layer_of_an_encoder_is_progress(under_test: LoopUnderTest):
+    """A step with a large picture may take longer than a stall."""
+    followed: list[Any] = []
+    served = replace(under_test.loop._load(), follow_encoder=followed.append)
+    under_test.loop._load = lambda: served
+    under_test.thread.start()
+    assert eventually(lambda: followed) == [under_test.vitals.progressed]

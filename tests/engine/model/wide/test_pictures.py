@@ -109,6 +109,25 @@ def test_what_is_taken_over_goes_on_as_undisturbed(name, stage_of):
     assert found == {key: tokens[5:] for key, tokens in stage.expected.items()}
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_each_layer_of_an_encoder_is_told_as_it_ends(name, stage_of):
+    """So a worker knows that a long step goes on. A step without a picture tells nothing."""
+    stage = stage_of(name)
+    reader, heads = stage.runner.model.picture_reader, []
+    vision = config_of(name).vision_config
+    num_layers = getattr(vision, "num_hidden_layers", None) or vision.depth
+    reader.follow(lambda: heads.append(len(reader._kept)))
+    try:
+        reader._kept.clear()
+        run(stage, [stage.request(0, PROMPTS[0])])
+        assert heads == []
+        run(stage, [stage.request(3, PROMPTS[3])])
+    finally:
+        reader.follow(lambda: None)
+    # Its two pictures, one after the other.
+    assert heads.count(0) >= num_layers and heads.count(1) >= num_layers
+
+
 def test_a_cached_prefix_is_that_of_the_same_picture(stage_of):
     stage = stage_of("smolvlm")
     first, same, other = (

@@ -89,7 +89,11 @@ def test_tokens_and_pixels_are_those_of_transformers(name, sizes, folder_of):
 
 
 @pytest.mark.parametrize(
-    ("name", "few"), [("qwen2_5_vl", 6_000), ("qwen3_vl", 6_000), ("llava_onevision", 300)]
+    ("name", "few"),
+    [
+        *(("qwen2_5_vl", 6_000), ("qwen3_vl", 6_000), ("llava_onevision", 300)),
+        *(("smolvlm", 33 * 33), ("idefics3", 33 * 33)),
+    ],
 )
 def test_a_picture_beyond_the_limit_costs_less_as_transformers_would_make_it(name, few, folder_of):
     folder, (given,) = folder_of(name), decoded((120, 200))
@@ -104,6 +108,9 @@ def test_a_picture_beyond_the_limit_costs_less_as_transformers_would_make_it(nam
     library = library_processor(name, folder)
     if name == "llava_onevision":
         rgb = np.asarray(Image.fromarray(rgb).resize((16, 10), Image.Resampling.BICUBIC))
+    elif name in ("smolvlm", "idefics3"):
+        # Two tiles of 16 pixels on a side.
+        library.image_processor.size.longest_edge = 32
     else:
         library.image_processor.size.longest_edge = few
     expected = library.image_processor(
@@ -111,6 +118,25 @@ def test_a_picture_beyond_the_limit_costs_less_as_transformers_would_make_it(nam
     )
     for key, values in made[few].pixels.items():
         assert np.array_equal(values, expected[key])
+
+
+@pytest.mark.parametrize("most", [1, 16**2, 33**2, 40**2, 48**2, 64**2])
+@pytest.mark.parametrize("name", ["smolvlm", "idefics3"])
+def test_a_picture_has_no_more_tiles_than_the_limit_and_one_that_shows_it_whole(
+    name, most, folder_of
+):
+    """Of every form, in one tile at least; 16 pixels are the side of a tile."""
+    folder = folder_of(name)
+    processor = PictureProcessor.load(str(folder), tokenizer(), max_pixels=most)
+    prompt, counts = prompt_of(folder, chat_of(PICTURE)), []
+    for given in decoded((100, 100), (120, 200), (200, 7), (63, 64), (1, 1), (33, 500)):
+        (made,) = processor.expand(prompt, [given], most=2048).pictures
+        counts.append(made.pixels["pixel_values"].shape[1])
+    within = max(1, most // 16**2)
+    assert max(counts) <= within + (within > 1)
+    # That of a square is the largest square within the limit.
+    side = max(1, int(most**0.5) // 16)
+    assert counts[0] == side**2 + (side > 1)
 
 
 @pytest.mark.parametrize("name", MODELS)
