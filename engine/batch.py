@@ -64,6 +64,8 @@ class BatchRow(NamedTuple):
     `state_slot` has the recurrent state of the request, for a model that has one. The row reads the
     state after `start` tokens, which is zero for none, and writes that after its last token.
 
+    `snapshot_slot` gets a copy of that state behind the row; `NO_SLOT` for none.
+
     With `pooling`, a row that `samples` yields the vector of its prompt, and no token.
 
     `pictures` are those of its prompt; see `engine.picture`.
@@ -89,6 +91,7 @@ class BatchRow(NamedTuple):
     pooling: Pooling | None = None
     pictures: Sequence[Picture] = ()
     state_slot: int = NO_SLOT
+    snapshot_slot: int = NO_SLOT
 
     @property
     def output_index(self) -> int:
@@ -229,13 +232,15 @@ class Batch:
     """The plan of one step.
 
     The runner executes `swap_out`, then `swap_in`, then the rows. The order matters: a block may be
-    swapped out and given to another request in the same step.
+    swapped out and given to another request in the same step, and a snapshot may be restored and
+    overwritten behind a row.
 
     swap_out: device block -> host block; swap_in: host block -> device block. The rows are the
     decodes, then the catch-up rows, which may also have a single token. `catch_up_requests` are the
     live records of the catch-up rows, in the same order; without meaning for a runner.
 
-    `state_out` and `state_in` are the same copies of recurrent states, between slots.
+    `state_out` and `state_in` are the same copies of recurrent states, between slots. The copies
+    `state_restored`, from snapshots to slots, come after them.
     """
 
     step: int
@@ -246,6 +251,7 @@ class Batch:
     swap_in: tuple[BlockCopy, ...] = ()
     state_out: tuple[StateCopy, ...] = ()
     state_in: tuple[StateCopy, ...] = ()
+    state_restored: tuple[StateCopy, ...] = ()
 
     @property
     def rows(self) -> tuple[BatchRow, ...]:
@@ -269,6 +275,15 @@ class Batch:
         return [row for row in self.catch_up_rows if row.num_drafted]
 
     @property
+    def snapshots(self) -> list[StateCopy]:
+        """The copies from slots to snapshots, made after the rows."""
+        return [
+            StateCopy(row.state_slot, row.snapshot_slot, row.end)
+            for row in self.catch_up_rows
+            if row.snapshot_slot != NO_SLOT
+        ]
+
+    @property
     def num_rows(self) -> int:
         return len(self.decodes) + len(self.catch_up_rows)
 
@@ -279,7 +294,7 @@ class Batch:
     @property
     def is_empty(self) -> bool:
         copies = self.swap_out or self.swap_in or self.state_out or self.state_in
-        return not (self.num_rows or copies)
+        return not (self.num_rows or copies or self.state_restored)
 
 
 @dataclass(frozen=True, slots=True)

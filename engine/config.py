@@ -83,11 +83,16 @@ class EngineConfig:
     #: time of recomputing.
     block_copy_seconds: float = 0.0
     #: Slots for recurrent states on the device: no more requests run. 0 for a model without such a
-    #: state. With slots there is no prefix cache and no speculation: both would need a state that
-    #: is gone.
+    #: state. With slots there is no speculation: it would need a state that is gone.
     num_state_slots: int = 0
     #: Slots on the host, for requests that are preempted by swap.
     num_host_state_slots: int = 0
+    #: Slots for snapshots of states, behind which requests begin with a cached prefix. With state
+    #: slots and no snapshots there is no prefix cache.
+    num_state_snapshots: int = 0
+    #: Blocks of a prompt from one snapshot to the next; 0 for those at its end and where prefixes
+    #: have parted alone.
+    state_snapshot_blocks: int = 0
     #: As `block_copy_seconds`, for one state.
     state_copy_seconds: float = 0.0
     #: Check the invariants after every step (tests, staging); an idle engine always checks them.
@@ -104,8 +109,10 @@ class EngineConfig:
         assert len(self.class_shares) in (0, NUM_CLASSES) and min(self.class_shares, default=0) >= 0
         assert sum(self.class_shares) <= 1.0 + 1e-9
         assert self.num_state_slots >= 0 and self.num_host_state_slots >= 0
+        assert self.num_state_snapshots >= 0 and self.state_snapshot_blocks >= 0
         if self.num_state_slots:
-            assert not (self.enable_prefix_caching or self.num_speculative_tokens)
+            assert self.enable_prefix_caching == (self.num_state_snapshots > 0)
+            assert not self.num_speculative_tokens
         if self.whole_prompts:
             room = min(self.max_tokens_per_row, self.max_prefill_tokens or self.max_model_len)
             assert self.pools and room >= self.max_model_len and not self.enable_prefix_caching
@@ -116,25 +123,28 @@ class EngineConfig:
         return min(self.max_model_len, self.num_blocks * self.block_size)
 
     def with_states(
-        self, num_slots: int, num_host_slots: int, copy_seconds: float
+        self, num_slots: int, num_host_slots: int, num_snapshots: int, copy_seconds: float
     ) -> "EngineConfig":
         """The configuration for a model with so many slots for recurrent states, if there are any.
 
-        Without the prefix cache and speculation, which is logged.
+        Without speculation, and without snapshots also without the prefix cache, which is logged.
         """
         if not num_slots:
             return self
-        if self.enable_prefix_caching or self.num_speculative_tokens:
+        if self.num_speculative_tokens:
+            logger.info("the model has a recurrent state: no drafts, since none can be taken back")
+        if self.enable_prefix_caching and not num_snapshots:
             logger.info(
-                "the model has a recurrent state: no prefix cache, since a prefix is useless "
-                "without the state behind it, and no drafts, since none can be taken back"
+                "the model has a recurrent state, and no snapshots of it are kept: no prefix cache"
             )
+        caches = self.enable_prefix_caching and num_snapshots > 0
         return replace(
             self,
             num_state_slots=num_slots,
             num_host_state_slots=num_host_slots,
+            num_state_snapshots=num_snapshots if caches else 0,
             state_copy_seconds=copy_seconds,
-            enable_prefix_caching=False,
+            enable_prefix_caching=caches,
             num_speculative_tokens=0,
         )
 

@@ -38,7 +38,8 @@ class FakeRunner:
         num_blocks, num_host_blocks, block_size: as in the engine's configuration.
         vocab_size: tokens are chosen from `0 .. vocab_size - 1` without the `never` ids.
         never: ids that are never produced, such as the end of sequence.
-        num_state_slots, num_host_state_slots: as in the engine's configuration.
+        num_state_slots, num_host_state_slots, num_state_snapshots: as in the engine's
+            configuration.
         memory: the number of last tokens that determine the next one; 0 for all tokens. With a
             short memory, an output repeats itself, so that it can be guessed.
         before_run: called with each batch first; may raise, wait or record.
@@ -53,6 +54,7 @@ class FakeRunner:
         num_host_blocks: int = 0,
         num_state_slots: int = 0,
         num_host_state_slots: int = 0,
+        num_state_snapshots: int = 0,
         vocab_size: int = 1000,
         never: Collection[int] = (0,),
         memory: int = 0,
@@ -63,7 +65,7 @@ class FakeRunner:
         self._vocabulary = [id_ for id_ in range(vocab_size) if id_ not in never]
         self._device = [[EMPTY_SLOT] * block_size for _ in range(num_blocks)]
         self._host = [[EMPTY_SLOT] * block_size for _ in range(num_host_blocks)]
-        self._tags = StateTags(num_state_slots)
+        self._tags = StateTags(num_state_slots, num_state_snapshots)
         #: By buffer, and by slot of the host: what the state was made of.
         self._states: list[tuple[Slot, ...]] = [()] * self._tags.num_buffers
         self._host_states: list[tuple[Slot, ...]] = [()] * num_host_state_slots
@@ -86,7 +88,7 @@ class FakeRunner:
         rows = [with_known_token(row, after) for row in batch.rows]
         for row in rows:
             self._write(row)
-        self._advance_states(rows)
+        self._advance_states(rows, batch)
         self.script.raise_if_failing(batch)
         token_ids: dict[str, int] = {}
         failures: dict[str, str] = {}
@@ -149,9 +151,12 @@ class FakeRunner:
             self._host_states[destination] = self._states[buffer]
         for source, destination, num_tokens in batch.state_in:
             self._states[self._tags.put(destination, num_tokens)] = self._host_states[source]
+        for copy in batch.state_restored:
+            read, written = self._tags.restore(*copy)
+            self._states[written] = self._states[read]
 
-    def _advance_states(self, rows: Sequence[BatchRow]) -> None:
-        """Write each row's new state; rows may be computed again."""
+    def _advance_states(self, rows: Sequence[BatchRow], batch: Batch) -> None:
+        """Write each row's new state, and take snapshots; rows may be computed again."""
         if not (self._has_states and rows):
             return
         slots, starts, ends = np.array([[row.state_slot, row.start, row.end] for row in rows]).T
@@ -163,6 +168,9 @@ class FakeRunner:
             ]
             self._states[written] = (*self._states[read], *new)
         self._tags.commit(turn)
+        for copy in batch.snapshots:
+            read, written = self._tags.keep(*copy)
+            self._states[written] = self._states[read]
 
     def _state_of(self, row: BatchRow) -> tuple[Slot, ...]:
         return self._states[self._tags.buffer_after(row.state_slot, row.end)]

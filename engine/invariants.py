@@ -16,6 +16,7 @@ def violations(scheduler: Scheduler) -> list[str]:
     cache, config, alive = scheduler.kv_cache, scheduler.config, scheduler.requests
     running = scheduler.running
     found = cache.violations(set(alive)) + cache.states.violations(alive.values())
+    found += cache.snapshots.violations()
     if running.ending:
         found.append("tokens are expected between two steps")
     if len(running) > config.max_num_seqs:
@@ -29,6 +30,8 @@ def violations(scheduler: Scheduler) -> list[str]:
         found.append("an idle engine owns blocks")
     if not alive and cache.states.pool.num_owned:
         found.append("an idle engine owns slots of states")
+    if not alive and cache.snapshots.pool.num_owned:
+        found.append("an idle engine owns snapshots of states")
     for request in alive.values():
         laws = [*progress_laws(request, scheduler), *holding_laws(request, scheduler)]
         found += [f"{request.request_id}: {law}" for law in laws]

@@ -201,6 +201,9 @@ class Request:
     #: Its slots for a recurrent state, on the device and on the host; set by `StateSlots` alone.
     state_slot: int = NO_SLOT
     host_state_slot: int = NO_SLOT
+    #: Length of the cached prefix found at admission, also of the part without a snapshot of the
+    #: recurrent state; 0 for a model without such a state.
+    parted_at: int = 0
     times: RequestTimes = field(init=False)
 
     def __post_init__(self) -> None:

@@ -1,6 +1,7 @@
 """The block tables of requests. Knows no priorities, no device and no tensor.
 
-Beside its blocks a running request may hold a slot for a recurrent state: see `state_slots`.
+Beside its blocks a running request may hold a slot for a recurrent state: see `state_slots`. Then
+a cached prefix can be used only as far as it has a snapshot of that state: see `state_snapshots`.
 
 Blocks are allocated for tokens that the next step computes, never for future tokens. A request is
 admitted when all of its *known* tokens fit. The blocks of its later chunks are then promised: their
@@ -9,28 +10,19 @@ number is reserved, so that two half-computed prompts can never block each other
 Every operation either succeeds or leaves the state unchanged.
 """
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, islice, takewhile
-from struct import Struct
 
 from engine.batch import BlockCopy
+from engine.cache.block_hashes import BlockHashes
 from engine.cache.block_pool import BlockPool
-from engine.cache.state_slots import StateSlots
-from engine.picture import content_between
-from engine.request import Request
-
-#: Bytes of a content hash. 128 bits, because a collision would give a request the keys and values
-#: of another one.
-HASH_BYTES = 16
-#: An empty hash object, copied for each block: creating one from its parameters takes longer.
-NEW_HASH = hashlib.blake2b(digest_size=HASH_BYTES)
-#: BLAKE2 personalization of a salt's hash, so that no salt can collide with a block's content.
-SALT = b"salt"
-#: BLAKE2 personalization of the hash with an adapter's name.
-ADAPTER = b"adapter"
+from engine.cache.state_slots import StateMoves, StateSlots
+from engine.cache.state_snapshots import StateSnapshots
+from engine.config import EngineConfig
+from engine.request import NO_SLOT, Request
 
 
 @dataclass(slots=True)
@@ -57,18 +49,36 @@ class KVCache:
         enable_prefix_caching: bool = True,
         num_state_slots: int = 0,
         num_host_state_slots: int = 0,
+        num_state_snapshots: int = 0,
+        snapshot_every_blocks: int = 0,
     ) -> None:
-        # The keys and values of a prefix are useless without the state behind it.
-        assert not (num_state_slots and enable_prefix_caching)
+        assert not num_state_slots or enable_prefix_caching == (num_state_snapshots > 0)
         self.block_size = block_size
         self.pool = BlockPool(num_blocks)
         self.host_pool = BlockPool(num_host_blocks)
         self.states = StateSlots(num_state_slots, num_host_state_slots)
+        self.snapshots = StateSnapshots(
+            num_state_snapshots, block_size=block_size, every_blocks=snapshot_every_blocks
+        )
         self.enable_prefix_caching = enable_prefix_caching
         self.num_promised = 0
         self._tables: dict[str, BlockTable] = {}
         self._host_blocks_in_flight: list[int] = []
-        self._pack = Struct(f"{block_size}i").pack
+        self._hashes = BlockHashes(block_size)
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> "KVCache":
+        """The cache of an engine."""
+        return cls(
+            num_blocks=config.num_blocks,
+            block_size=config.block_size,
+            num_host_blocks=config.num_host_blocks,
+            enable_prefix_caching=config.enable_prefix_caching,
+            num_state_slots=config.num_state_slots,
+            num_host_state_slots=config.num_host_state_slots,
+            num_state_snapshots=config.num_state_snapshots,
+            snapshot_every_blocks=config.state_snapshot_blocks,
+        )
 
     @property
     def num_available(self) -> int:
@@ -134,7 +144,13 @@ class KVCache:
         )
         self.num_promised += promised
         self.states.take(request)
-        return len(hits) * self.block_size
+        num_cached = len(hits) * self.block_size
+        if self.states.is_needed:
+            request.parted_at = len(self._cached_prefix(request)) * self.block_size
+            if hits:
+                snapshot = self.snapshots.use(self._hashes.of_prefix(request, num_cached))
+                self.states.restore(request, snapshot, num_cached)
+        return num_cached
 
     def grow(self, request_id: str, num_tokens: int) -> bool:
         """Extend the table to `num_tokens` tokens; False and no change if blocks are missing."""
@@ -175,8 +191,18 @@ class KVCache:
         self.pool.free(table.device_block_ids[kept:])
         del table.device_block_ids[kept:]
 
+    def next_snapshot(self, request: Request) -> int | None:
+        """The number of tokens where its row must end, so that a snapshot can be taken there."""
+        return self.snapshots.next_end(request, partial(self._hashes.of_prefix, request))
+
+    def snapshot_slot(self, request: Request, end: int) -> int:
+        """The slot for a snapshot behind a row planned up to `end`; `NO_SLOT` if none is taken."""
+        if self.next_snapshot(request) != end:
+            return NO_SLOT
+        return self.snapshots.begin(request, end, self._hashes.of_prefix(request, end))
+
     def remember(self, computed: Iterable[tuple[Request, int]]) -> None:
-        """Record newly filled blocks in the prefix cache.
+        """Record newly filled blocks, and snapshots that were begun, in the prefix cache.
 
         `computed` has the requests, each with its number of computed tokens. Call it only after the
         step has succeeded.
@@ -189,9 +215,11 @@ class KVCache:
             table = self._tables[request.request_id]
             first, end = table.num_remembered, num_computed // self.block_size
             if first < end:
-                hashes += self._block_hashes(request, end)[first:end]
+                hashes += self._hashes.of_blocks(request, end)[first:end]
                 block_ids += table.device_block_ids[first:end]
                 table.num_remembered = end
+            if self.states.is_needed:
+                self.snapshots.complete(request, num_computed)
         self.pool.remember(block_ids, hashes)
 
     def free(self, request_id: str) -> None:
@@ -206,10 +234,11 @@ class KVCache:
         """Free all that the request holds; it may hold nothing."""
         self.free(request.request_id)
         self.states.free(request)
+        self.snapshots.drop(request)
 
     def can_swap_out(self, request: Request) -> bool:
         has_blocks = 0 < self.blocks_for(request.num_computed_tokens) <= self.host_pool.num_free
-        return has_blocks and self.states.can_swap_out
+        return has_blocks and self.states.can_swap_out(request)
 
     def num_dropped_tokens(self, request: Request) -> int:
         """Computed tokens that would have to be computed again if the request were freed now.
@@ -225,6 +254,8 @@ class KVCache:
             list(takewhile(lambda block_id: self.pool.reference_count(block_id) > 1, known))
         )
         num_kept = min(len(known), num_shared + max(0, self.num_available))
+        if self.states.is_needed:
+            num_kept = self.snapshots.longest(request.block_hashes, num_kept)
         return request.num_computed_tokens - num_kept * self.block_size
 
     def swap_out(self, request: Request) -> list[BlockCopy]:
@@ -242,6 +273,7 @@ class KVCache:
         table.num_promised = table.num_remembered = 0
         self.pool.free(device_ids)
         self.states.swap_out(request)
+        self.snapshots.drop(request)
         return [BlockCopy(*pair) for pair in zip(device_ids, table.host_block_ids, strict=False)]
 
     def swap_in(self, request: Request) -> list[BlockCopy]:
@@ -260,10 +292,17 @@ class KVCache:
         self.states.swap_in(request)
         return [BlockCopy(*pair) for pair in zip(host_ids, table.device_block_ids, strict=True)]
 
-    def end_of_step(self) -> None:
-        """Free the host blocks that the last plan swaps in: later copies run after its own."""
+    def begin_step(self, *, is_in_flight: bool) -> StateMoves:
+        """Begin to plan a step: returns its moves of states, to which later calls add.
+
+        `is_in_flight`: the step before it is launched, and will be applied.
+        """
+        # The host blocks that the last plan swaps in: later copies run after its own.
         self.host_pool.free(self._host_blocks_in_flight)
         self._host_blocks_in_flight = []
+        if not is_in_flight:
+            self.snapshots.drop_all()
+        return self.states.begin_step()
 
     def violations(self, alive_request_ids: set[str]) -> list[str]:
         """The violated invariants of the cache; empty if all hold.
@@ -305,45 +344,21 @@ class KVCache:
         return total - sum(self.pool.reference_count(block_id) > 0 for block_id in hits)
 
     def _match_prefix(self, request: Request) -> list[int]:
+        """The longest cached prefix that the request can begin behind."""
+        hits = self._cached_prefix(request)
+        if self.states.is_needed:
+            del hits[self.snapshots.longest(request.block_hashes, len(hits)) :]
+        return hits
+
+    def _cached_prefix(self, request: Request) -> list[int]:
         """The longest sequence of leading blocks whose content is on the device."""
         if not self.enable_prefix_caching:
             return []
         hits: list[int] = []
         num_blocks = request.max_cached_tokens // self.block_size
-        for block_hash in islice(self._block_hashes(request, num_blocks), num_blocks):
+        for block_hash in islice(self._hashes.of_blocks(request, num_blocks), num_blocks):
             block_id = self.pool.lookup(block_hash)
             if block_id is None:
                 break
             hits.append(block_id)
         return hits
-
-    def _block_hashes(self, request: Request, num_blocks: int) -> Sequence[bytes]:
-        """Hashes of the first `num_blocks` full blocks or more; each covers all tokens so far.
-
-        Returns the live list, not a copy, because a long generation needs it for every block that
-        it fills.
-        """
-        hashes = request.block_hashes
-        while len(hashes) < num_blocks:
-            parent = hashes[-1] if hashes else _root(request)
-            start = len(hashes) * self.block_size
-            end = start + self.block_size
-            # Parent and tokens have a fixed length, so nothing else gives the bytes of a picture.
-            content = self._pack(*request.token_ids_between(start, end))
-            if request.pictures:
-                content += content_between(request.pictures, start, end)
-            block_hash = NEW_HASH.copy()
-            block_hash.update(parent + content)
-            hashes.append(block_hash.digest())
-        return hashes
-
-
-def _root(request: Request) -> bytes:
-    """The parent hash of the first block: only equal salts and adapters share blocks."""
-    salt = request.cache_salt.encode()
-    root = hashlib.blake2b(salt, digest_size=HASH_BYTES, person=SALT).digest()
-    if request.adapter is None:
-        return root
-    # The root has a fixed length, so different pairs of salt and adapter never give the same bytes.
-    pair = root + request.adapter.encode()
-    return hashlib.blake2b(pair, digest_size=HASH_BYTES, person=ADAPTER).digest()

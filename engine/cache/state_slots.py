@@ -15,10 +15,14 @@ from engine.request import NO_SLOT, Request
 
 @dataclass(slots=True)
 class StateMoves:
-    """The copies of states that a step makes before its rows: first `out`, then `back`."""
+    """The copies of states that a step makes before its rows.
+
+    First `out` to the host, then `back` from it, then `restored` from snapshots.
+    """
 
     out: list[StateCopy] = field(default_factory=list)
     back: list[StateCopy] = field(default_factory=list)
+    restored: list[StateCopy] = field(default_factory=list)
 
 
 class StateSlots:
@@ -42,10 +46,12 @@ class StateSlots:
         """Whether a request gets a slot after `num_gone` running ones have given theirs back."""
         return not self.is_needed or self.pool.num_free + num_gone > 0
 
-    @property
-    def can_swap_out(self) -> bool:
-        """Whether the host has room for another state."""
-        return not self.is_needed or self.host_pool.num_free > 0
+    def can_swap_out(self, request: Request) -> bool:
+        """Whether the host has room for the state, and the request's slot contains it by now."""
+        if not self.is_needed:
+            return True
+        is_restored = all(copy.destination != request.state_slot for copy in self._moves.restored)
+        return self.host_pool.num_free > 0 and is_restored
 
     def take(self, request: Request) -> None:
         """Give an admitted request a slot; what the slot contains is never read."""
@@ -53,9 +59,17 @@ class StateSlots:
             assert request.state_slot == NO_SLOT
             (request.state_slot,) = self.pool.allocate(1)
 
+    def restore(self, request: Request, snapshot: int, num_tokens: int) -> None:
+        """Copy a snapshot to the slot of a request that was just admitted, in this step."""
+        self._moves.restored.append(StateCopy(snapshot, request.state_slot, num_tokens))
+
     def free(self, request: Request) -> None:
         """Take back the slots of a request, on device and host; it may have none."""
         if request.state_slot != NO_SLOT:
+            # The next owner of the slot may get a state of its own in this step.
+            self._moves.restored[:] = [
+                copy for copy in self._moves.restored if copy.destination != request.state_slot
+            ]
             self.pool.free([request.state_slot])
             request.state_slot = NO_SLOT
         if request.host_state_slot != NO_SLOT:

@@ -4,6 +4,8 @@ A step that computes tokens `s .. e - 1` of a request reads the buffer with the 
 and writes the other one, which then has the state after e. So the same rows can be computed again,
 as after a failure or when a step in flight is corrected: what they read is still there. A state
 after any other number of tokens is never read. Before token 0 the state is zero.
+
+Snapshots of states have one buffer each, which only copies read and write.
 """
 
 from typing import NamedTuple
@@ -30,18 +32,27 @@ class Turn(NamedTuple):
     ends: IntArray
 
 
+class Copied(NamedTuple):
+    """A buffer, and another one that gets its content."""
+
+    source: int
+    destination: int
+
+
 class StateTags:
     """The tags of `num_slots` slots, whose buffers are `BUFFERS * slot` and the one after it.
 
     Two more buffers belong to no slot: `zero` has the state before the first token and is never
-    written, `trash` takes the states of padding and is never read.
+    written, `trash` takes the states of padding and is never read. Behind them are the buffers of
+    `num_snapshots` snapshots.
     """
 
-    def __init__(self, num_slots: int) -> None:
-        self._tags = np.full(BUFFERS * num_slots, _NOTHING, dtype=np.int64)
+    def __init__(self, num_slots: int, num_snapshots: int = 0) -> None:
         self.zero = BUFFERS * num_slots
         self.trash = self.zero + 1
-        self.num_buffers = self.trash + 1
+        self.first_snapshot = self.trash + 1
+        self.num_buffers = self.first_snapshot + num_snapshots
+        self._tags = np.full(self.num_buffers, _NOTHING, dtype=np.int64)
 
     def turn(self, slots: IntArray, starts: IntArray, ends: IntArray) -> Turn:
         """The buffers that a step reads and writes; `NO_SLOT` stands for a row of padding.
@@ -88,9 +99,28 @@ class StateTags:
         self._tags[first : first + BUFFERS] = num_tokens, _NOTHING
         return first
 
+    def keep(self, slot: int, snapshot: int, num_tokens: int) -> Copied:
+        """The copy that makes a snapshot of a slot's state after `num_tokens` tokens.
+
+        Raises:
+            DeviceFailed: the slot has no such state.
+        """
+        copied = Copied(self.buffer_after(slot, num_tokens), self.first_snapshot + snapshot)
+        self._tags[copied.destination] = num_tokens
+        return copied
+
+    def restore(self, snapshot: int, slot: int, num_tokens: int) -> Copied:
+        """The copy that gives a slot the state of a snapshot, after `num_tokens` tokens.
+
+        Raises:
+            DeviceFailed: the snapshot is that of another number of tokens.
+        """
+        source = self.first_snapshot + snapshot
+        if self._tags[source] != num_tokens:
+            raise DeviceFailed(f"snapshot {snapshot} is not the state after {num_tokens} tokens")
+        return Copied(source, self.put(slot, num_tokens))
+
     def _tags_from(self, first: IntArray) -> IntArray:
         """[rows, BUFFERS], the tags of the slots whose first buffers are `first`."""
-        if not len(self._tags):
-            return np.full((len(first), BUFFERS), _NOTHING, dtype=np.int64)
         tags: IntArray = self._tags[first[:, None] + np.arange(BUFFERS)]
         return tags

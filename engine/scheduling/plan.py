@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from engine.batch import Batch, BatchRow, BlockCopy, DecodeRows
 from engine.cache.state_slots import StateMoves
-from engine.request import Request
+from engine.request import NO_SLOT, Request
 
 
 @dataclass(slots=True)
@@ -39,6 +39,7 @@ class Plan:
         end: int,
         block_ids: Sequence[int],
         draft: Sequence[int] = (),
+        snapshot_slot: int = NO_SLOT,
     ) -> None:
         """Plan a request's pending tokens before position `end`, followed by a draft.
 
@@ -66,6 +67,7 @@ class Plan:
             pooling=request.pooling,
             pictures=request.pictures,
             state_slot=request.state_slot,
+            snapshot_slot=snapshot_slot,
         )
         self.rows[request.request_id] = row, request
         self.budget -= len(row.token_ids)
@@ -109,4 +111,5 @@ class Plan:
             swap_in=tuple(self.swap_in),
             state_out=tuple(self.state_moves.out),
             state_in=tuple(self.state_moves.back),
+            state_restored=tuple(self.state_moves.restored),
         )

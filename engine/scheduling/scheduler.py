@@ -38,14 +38,7 @@ class Scheduler:
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
-        self.kv_cache = KVCache(
-            num_blocks=config.num_blocks,
-            block_size=config.block_size,
-            num_host_blocks=config.num_host_blocks,
-            enable_prefix_caching=config.enable_prefix_caching,
-            num_state_slots=config.num_state_slots,
-            num_host_state_slots=config.num_host_state_slots,
-        )
+        self.kv_cache = KVCache.of(config)
         self.stats = SchedulerStats()
         self.requests: dict[str, Request] = {}
         self.running = RunningSet(config)
@@ -98,8 +91,7 @@ class Scheduler:
             assert not after.drafted_rows, "the lengths of their requests are not known yet"
             self._advance(after)
         self._last_step += 1
-        self.kv_cache.end_of_step()
-        plan = self._begin_plan(now)
+        plan = self._begin_plan(now, is_in_flight=after is not None)
         if self._mix.prefers_prefill:
             self._plan_catch_up(plan)
             if plan.rows:
@@ -188,7 +180,7 @@ class Scheduler:
     def _has_prefill(self) -> bool:
         return bool(self.running.catching_up) or len(self._waiting) > 0
 
-    def _begin_plan(self, now: float) -> Plan:
+    def _begin_plan(self, now: float, *, is_in_flight: bool) -> Plan:
         config = self.config
         self._mix.open_batch(
             num_running=len(self.running),
@@ -200,7 +192,7 @@ class Scheduler:
             prefill_budget=config.max_prefill_tokens or config.max_num_batched_tokens,
             scored_budget=config.max_scored_tokens,
             now=now,
-            state_moves=self.kv_cache.states.begin_step(),
+            state_moves=self.kv_cache.begin_step(is_in_flight=is_in_flight),
         )
 
     def _plan_decodes(self, plan: Plan) -> None:
@@ -246,6 +238,8 @@ class Scheduler:
         planned = plan.num_planned(request)
         room = min(plan.room_for(request), lane.room + planned)
         length = min(request.num_pending_tokens, room, self.config.max_tokens_per_row)
+        if (boundary := self.kv_cache.next_snapshot(request)) is not None:
+            length = min(length, boundary - request.num_computed_tokens)
         if length <= planned:
             return
         if self.config.whole_prompts and length < request.num_pending_tokens:
@@ -254,7 +248,9 @@ class Scheduler:
         end = request.num_computed_tokens + length
         grown = self.kv_cache.grow(request.request_id, end)
         assert grown, "admission promised these blocks"
-        plan.take(request, end=end, block_ids=self.kv_cache.block_ids(request.request_id))
+        block_ids = self.kv_cache.block_ids(request.request_id)
+        snapshot_slot = self.kv_cache.snapshot_slot(request, end)
+        plan.take(request, end=end, block_ids=block_ids, snapshot_slot=snapshot_slot)
 
     def _plan_drafts(self, plan: Plan) -> None:
         """Turn decodes into rows with drafts; until these are checked, their requests catch up."""

@@ -184,6 +184,7 @@ class Host:
             num_host_blocks=self.config.num_host_blocks,
             num_state_slots=self.config.num_state_slots,
             num_host_state_slots=self.config.num_host_state_slots,
+            num_state_snapshots=self.config.num_state_snapshots,
             block_size=self.config.block_size,
             vocab_size=VOCAB_SIZE,
             never=(),

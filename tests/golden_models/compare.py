@@ -1,6 +1,6 @@
 """Compares our engine with `generate` of transformers on one small model.
 
-It is compared alone, batched, chunked, preempted and resumed.
+It is compared alone, batched, chunked, preempted, resumed and behind a cached prefix.
 
 The model has random weights in every parameter, also in those that start as ones or zeros, so that
 a part that is dropped changes its tokens.
@@ -26,6 +26,7 @@ from tests.engine.model.builders import (
     make_request,
     make_runner,
 )
+from tests.engine.model.prefixes import generate_behind_prefixes
 from tests.golden_models.configs import class_name, small_config
 
 #: Shorter than, as long as and longer than blocks and windows.
@@ -141,6 +142,10 @@ def difference_of(runner: ModelRunner, expected: dict[str, tuple[list[int], list
         },
         "resumed": (
             generate(runner, [request(name, PUBLISHED) for name in expected]).tokens,
+            rest,
+        ),
+        "behind a cached prefix": (
+            generate_behind_prefixes(runner, expected, num_known=PUBLISHED).tokens,
             rest,
         ),
     }

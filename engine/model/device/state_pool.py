@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from engine.batch import StateCopy
-from engine.cache.state_tags import BUFFERS, IntArray, StateTags, Turn
+from engine.cache.state_tags import Copied, IntArray, StateTags, Turn
 from engine.model.device.copy_lane import CopyLane, CudaLane, SameLane
 
 #: The shapes of what one layer keeps of a request, without a dimension for requests: for instance
@@ -25,6 +25,7 @@ class StatePool:
         shapes: one entry per layer with a state, in the order the model calls them.
         num_slots: slots on `device`, of two buffers each: see `engine.cache.state_tags`.
         num_host_slots: slots on the host, of one buffer each.
+        num_snapshots: snapshots on `device`, of one buffer each.
         lane: orders copies against computations; the default depends on the device.
     """
 
@@ -34,6 +35,7 @@ class StatePool:
         *,
         num_slots: int,
         num_host_slots: int = 0,
+        num_snapshots: int = 0,
         device: torch.device | str = "cpu",
         lane: CopyLane | None = None,
     ) -> None:
@@ -41,8 +43,9 @@ class StatePool:
         target = torch.device(device)
         on_cuda = target.type == "cuda"
         self._lane = lane or (CudaLane() if on_cuda else SameLane())
-        self.tags = StateTags(num_slots)
+        self.tags = StateTags(num_slots, num_snapshots)
         self.num_slots, self.num_host_slots = num_slots, num_host_slots
+        self.num_snapshots = num_snapshots
         self._layers = [
             [torch.zeros((self.tags.num_buffers, *shape), device=target) for shape in parts]
             for parts in shapes
@@ -57,6 +60,11 @@ class StatePool:
     def layer(self, index: int) -> Sequence[torch.Tensor]:
         """The parts of one layer's states, [buffers, *shape] each."""
         return self._layers[index]
+
+    @property
+    def bytes_per_state(self) -> int:
+        """Bytes of one state, all layers."""
+        return self.nbytes // self.tags.num_buffers
 
     @property
     def nbytes(self) -> int:
@@ -79,9 +87,10 @@ class StatePool:
                 part[buffer].fill_(value)
 
     def poison(self) -> None:
-        """Fill all buffers of slots with NaN, so that reading one that no row wrote shows."""
+        """Fill all buffers of slots and snapshots with NaN: reading what nobody wrote shows."""
         for part in self._parts:
             part[: self.tags.zero].fill_(torch.nan)
+            part[self.tags.first_snapshot :].fill_(torch.nan)
 
     def swap_out(self, copies: Sequence[StateCopy]) -> None:
         """Device to host, bit for bit. Raises DeviceFailed if a slot has another state."""
@@ -103,6 +112,20 @@ class StatePool:
                 for part, host in zip(self._parts, self._host, strict=True):
                     part[buffer].copy_(host[source], non_blocking=True)
 
+    def restore(self, copies: Sequence[StateCopy]) -> None:
+        """Snapshots to slots, bit for bit. Raises DeviceFailed if a snapshot is another state."""
+        self._copy([self.tags.restore(*copy) for copy in copies])
+
+    def keep(self, copies: Sequence[StateCopy]) -> None:
+        """Slots to snapshots, bit for bit. Raises DeviceFailed if a slot has another state."""
+        self._copy([self.tags.keep(*copy) for copy in copies])
+
+    def _copy(self, copies: Sequence[Copied]) -> None:
+        """From buffer to buffer, in order with the computations."""
+        for source, destination in copies:
+            for part in self._parts:
+                part[destination].copy_(part[source])
+
     @property
     def _parts(self) -> list[torch.Tensor]:
         return [part for parts in self._layers for part in parts]
@@ -114,6 +137,6 @@ def bytes_per_state(shapes: Sequence[StateShapes]) -> int:
     return numbers * torch.float32.itemsize
 
 
-def bytes_of_slots(shapes: Sequence[StateShapes], num_slots: int) -> int:
+def bytes_of_slots(shapes: Sequence[StateShapes], num_slots: int, *, num_snapshots: int = 0) -> int:
     """Bytes of a pool with so many slots on the device; 0 for a model without a state."""
-    return (BUFFERS * num_slots + BUFFERS) * bytes_per_state(shapes)
+    return StateTags(num_slots, num_snapshots).num_buffers * bytes_per_state(shapes)

@@ -4,13 +4,13 @@ import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 
 from engine.config import NUM_SEQS, KVCacheDtype
 from engine.errors import ModelRefused
 from engine.model.attention.interface import AttentionUnavailable
-from engine.model.causal_model import state_shapes_of
 from engine.model.decoder.decoder import Decoder
 from engine.model.decoder.native_decoder import NativeDecoder
 from engine.model.device.container import CGROUP, whole_processors
@@ -18,13 +18,13 @@ from engine.model.device.device_errors import cause_of, is_out_of_memory
 from engine.model.device.kv_pool import KVPool, bytes_per_block
 from engine.model.device.memory import free_memory_bytes, memory_share, release_memory
 from engine.model.device.pool_size import StepSize, blocks_in, memory_for_blocks, useful_blocks
-from engine.model.device.state_pool import StatePool, bytes_of_slots, bytes_per_state
 from engine.model.device.step_threads import StepThreads
 from engine.model.device.weight_files import weight_files_in
 from engine.model.kernels.build import KernelsUnavailable
 from engine.model.load.chosen import Chosen, choose
 from engine.model.load.copy_time import block_copy_seconds, state_copy_seconds
 from engine.model.load.fast_path import ModelPath
+from engine.model.load.states import StateSizes, state_sizes
 from engine.model.run.graphs import CudaCapturer, DecodeGraphs
 from engine.model.run.model_runner import ConfigFacts, Limits, ModelRunner
 from engine.model.wide.loader import LoadedModel, load_model
@@ -38,8 +38,6 @@ NUM_BATCHED_TOKENS = {"cpu": 256, "cuda": 2048}
 SHARED_WEIGHTS_BYTES = 1 << 36
 #: The memory of the host, where the blocks of swapped requests are.
 HOST = torch.device("cpu")
-#: The most copies of one layer's states of all running requests that are alive at once.
-LIVE_STATES = 4
 #: Share of the host's free memory that these blocks take by default.
 HOST_MEMORY_SHARE = 0.25
 #: At load, at most this much of a KV pool is touched, for at most this time, so that its pages are
@@ -65,6 +63,7 @@ def load_runner(
     num_blocks: int | None = None,
     kv_cache_memory_bytes: int | None = None,
     num_host_blocks: int | None = None,
+    num_state_snapshots: int | None = None,
     kv_cache_dtype: KVCacheDtype = "auto",
     attention_backend: str = "auto",
     model_path: ModelPath = "auto",
@@ -100,12 +99,39 @@ def load_runner(
         now=now,
     )
     release_memory(target)
+    sizes = PoolSizes(num_blocks, kv_cache_memory_bytes, num_host_blocks, num_state_snapshots)
+    return _with_pool(chosen, limits, sizes, async_scheduling=async_scheduling, now=now)
+
+
+class PoolSizes(NamedTuple):
+    """The sizes of the pools as in the settings; None for those that the memory decides."""
+
+    num_blocks: int | None
+    memory_bytes: int | None
+    num_host_blocks: int | None
+    num_state_snapshots: int | None
+
+
+def _with_pool(
+    chosen: Chosen,
+    limits: Limits,
+    sizes: PoolSizes,
+    *,
+    async_scheduling: bool,
+    now: Callable[[], float] | None,
+) -> ModelRunner:
+    """A runner of the chosen form, with pools of their sizes."""
     captures = chosen.decode is not None and isinstance(chosen.model, Decoder)
+    states = state_sizes(
+        chosen, num_slots=limits.max_num_seqs, num_snapshots=sizes.num_state_snapshots
+    )
     kv_pool = _kv_pool(
         chosen,
         limits,
-        num_blocks=num_blocks or _num_blocks(chosen, limits, memory_bytes=kv_cache_memory_bytes),
-        num_host_blocks=num_host_blocks,
+        states,
+        num_blocks=sizes.num_blocks
+        or _num_blocks(chosen, limits, states, memory_bytes=sizes.memory_bytes),
+        num_host_blocks=sizes.num_host_blocks,
         has_spare_block=captures or chosen.multiple > 1,
         now=now,
     )
@@ -152,7 +178,9 @@ def _default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _num_blocks(chosen: Chosen, limits: Limits, *, memory_bytes: int | None) -> int:
+def _num_blocks(
+    chosen: Chosen, limits: Limits, states: StateSizes, *, memory_bytes: int | None
+) -> int:
     """The number of blocks, from the memory that the pool may take."""
     shapes, sizes = chosen.model.layer_shapes, (chosen.block_size, chosen.cache_dtype)
     if memory_bytes is not None and shapes:
@@ -167,21 +195,13 @@ def _num_blocks(chosen: Chosen, limits: Limits, *, memory_bytes: int | None) -> 
         max_rank=chosen.max_rank,
         num_scored=limits.max_num_scored,
     )
-    free = free_memory_bytes(chosen.device) - _bytes_of_states(chosen, limits)
+    free = free_memory_bytes(chosen.device) - states.nbytes
     memory = memory_for_blocks(free, step, share=memory_share(chosen.device))
     if not shapes:
         # Blocks without layers take no memory: they only count tokens.
         return _useful_blocks(chosen, limits)
     fitting = blocks_in(memory, shapes, block_size=sizes[0], dtype=sizes[1])
     return min(_useful_blocks(chosen, limits), fitting)
-
-
-def _bytes_of_states(chosen: Chosen, limits: Limits) -> int:
-    """Bytes of all slots on the device, and of the states that a layer reads in a step."""
-    shapes = state_shapes_of(chosen.model)
-    largest = max((bytes_per_state([one]) for one in shapes), default=0)
-    alive = LIVE_STATES * limits.max_num_seqs * largest
-    return bytes_of_slots(shapes, limits.max_num_seqs) + alive
 
 
 def _useful_blocks(chosen: Chosen, limits: Limits) -> int:
@@ -212,6 +232,7 @@ def _num_host_blocks(chosen: Chosen, limits: Limits, *, num_blocks: int) -> int:
 def _kv_pool(
     chosen: Chosen,
     limits: Limits,
+    states: StateSizes,
     *,
     num_blocks: int,
     num_host_blocks: int | None,
@@ -230,7 +251,7 @@ def _kv_pool(
             device=chosen.device,
             num_host_blocks=num_host_blocks,
             has_spare_block=has_spare_block,
-            states=_states(chosen, limits, has_host_slots=num_host_blocks > 0),
+            states=states.pool(chosen, has_host_slots=num_host_blocks > 0),
         )
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
@@ -242,25 +263,6 @@ def _kv_pool(
     if now is not None and chosen.device.type == "cpu" and pool.bytes_per_block:
         _touch_first_blocks(pool, now)
     return pool
-
-
-def _states(chosen: Chosen, limits: Limits, *, has_host_slots: bool) -> StatePool | None:
-    """A slot for each request that runs, and as many for swapped ones; None without a state.
-
-    Their memory is not part of `kv_cache_memory_bytes`.
-    """
-    shapes = state_shapes_of(chosen.model)
-    if not shapes:
-        return None
-    num_slots = limits.max_num_seqs
-    num_host_slots = num_slots if has_host_slots else 0
-    logger.info(
-        "the recurrent state of a request takes %d bytes, in two buffers; %d slots, %d on the host",
-        *(bytes_per_state(shapes), num_slots, num_host_slots),
-    )
-    return StatePool(
-        shapes, num_slots=num_slots, num_host_slots=num_host_slots, device=chosen.device
-    )
 
 
 def _touch_first_blocks(kv_pool: KVPool, now: Callable[[], float]) -> None:
@@ -357,6 +359,7 @@ def _facts(
         reads_pictures=chosen.reads_pictures,
         num_state_slots=0 if states is None else states.num_slots,
         num_host_state_slots=0 if states is None else states.num_host_slots,
-        bytes_per_state=bytes_per_state(state_shapes_of(chosen.model)),
+        num_state_snapshots=0 if states is None else states.num_snapshots,
+        bytes_per_state=0 if states is None else states.bytes_per_state,
         state_copy_seconds=state_copy_seconds(kv_pool, chosen.device, now),
     )

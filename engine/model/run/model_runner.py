@@ -41,7 +41,8 @@ class ConfigFacts:
         tokenizer_source: the folder with the tokenizer files, or the GGUF file.
         bytes_per_block: of one block, all layers.
         block_copy_seconds: measured, to copy one block to the host and back.
-        num_state_slots, num_host_state_slots: for recurrent states; 0 for a model without.
+        num_state_slots, num_host_state_slots, num_state_snapshots: for recurrent states; 0 for a
+            model without.
         bytes_per_state: of one state, all layers.
         state_copy_seconds: as `block_copy_seconds`, for one state.
         max_num_seqs, max_num_batched_tokens: as configured, or the default of the device.
@@ -68,6 +69,7 @@ class ConfigFacts:
     reads_pictures: bool = False
     num_state_slots: int = 0
     num_host_state_slots: int = 0
+    num_state_snapshots: int = 0
     bytes_per_state: int = 0
     state_copy_seconds: float = 0.0
 
@@ -180,7 +182,7 @@ class ModelRunner:
         """
         self._move_blocks(batch)
         try:
-            found = self._logits(self._lay_out(batch, None))
+            found = self._logits(self._lay_out(batch, None), batch)
         except Exception as error:
             raise_if_device_failed(error, batch)
             raise
@@ -221,8 +223,9 @@ class ModelRunner:
         may_choose = self._multiple == 1 and not step.num_scored
         if may_choose and isinstance(model, Chooser) and take_argmax(due):
             tokens = choose_tokens(step, model=model, kv_pool=self.kv_pool, backend=self._backend)
+            self._keep_snapshots(batch)
             return Draws(tokens, due)
-        logits = self._logits(step)
+        logits = self._logits(step, batch)
         if not step.num_scored:
             return self._sampler.draw(logits, due)
         prompts = PromptLikelihoods(logits[len(due) :], batch.catch_up_rows)
@@ -239,7 +242,8 @@ class ModelRunner:
             fed=fed,
         )
 
-    def _logits(self, step: HostStep) -> torch.Tensor:
+    def _logits(self, step: HostStep, batch: Batch) -> torch.Tensor:
+        """Compute a step and take its snapshots."""
         logits = compute_logits(
             step,
             model=self.model,
@@ -248,8 +252,13 @@ class ModelRunner:
             multiple=self._multiple,
             graphs=self._graphs,
         )
+        self._keep_snapshots(batch)
         # Logits may be wider than the vocabulary: drop the padding.
         return logits[:, : self.model.vocab_size]
+
+    def _keep_snapshots(self, batch: Batch) -> None:
+        if self.kv_pool.states is not None:
+            self.kv_pool.states.keep(batch.snapshots)
 
     def _move_blocks(self, batch: Batch) -> None:
         try:
@@ -258,6 +267,7 @@ class ModelRunner:
             if self.kv_pool.states is not None:
                 self.kv_pool.states.swap_out(batch.state_out)
                 self.kv_pool.states.swap_in(batch.state_in)
+                self.kv_pool.states.restore(batch.state_restored)
         except (RuntimeError, IndexError) as error:
             raise DeviceFailed(f"block copies of step {batch.step} failed: {error}") from error
 

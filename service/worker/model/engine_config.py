@@ -42,6 +42,7 @@ def engine_config(
         num_speculative_tokens=settings.num_speculative_tokens,
         max_speculative_step_tokens=settings.max_speculative_step_tokens,
         enable_prefix_caching=settings.enable_prefix_caching,
+        state_snapshot_blocks=settings.state_snapshot_blocks,
         policy=settings.policy,
         aging_seconds=settings.aging_seconds,
         class_shares=settings.class_shares,

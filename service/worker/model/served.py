@@ -153,6 +153,7 @@ def _load_decoder(settings: Settings, loading: Loading) -> ServedModel:
         load=partial(
             load_quantized, quantization=settings.quantization, pictures=settings.pictures
         ),
+        num_state_snapshots=_num_snapshots(settings),
         **{name: getattr(settings, name) for name in OF_DECODERS},
     )
     facts = runner.config_facts
@@ -180,6 +181,11 @@ def _load_decoder(settings: Settings, loading: Loading) -> ServedModel:
     )
     _keep_out_of_collections()
     return served
+
+
+def _num_snapshots(settings: Settings) -> int | None:
+    """Snapshots of a recurrent state; None for as many as the memory holds."""
+    return settings.num_state_snapshots if settings.enable_prefix_caching else 0
 
 
 def _task_of(settings: Settings) -> str:
@@ -217,6 +223,7 @@ def _load_pooler(settings: Settings, task: str, loading: Loading) -> ServedModel
             async_scheduling=False,
             now=time.monotonic,
             deterministic=settings.deterministic,
+            num_state_snapshots=_num_snapshots(settings),
             **{name: getattr(settings, name) for name in OF_DECODERS},
             **sizes,
         )
@@ -319,7 +326,12 @@ def _config_from(facts: "ConfigFacts", settings: Settings) -> EngineConfig:
         eos_token_ids=facts.eos_token_ids,
         adapters=facts.adapters,
         reads_pictures=facts.reads_pictures,
-    ).with_states(facts.num_state_slots, facts.num_host_state_slots, facts.state_copy_seconds)
+    ).with_states(
+        facts.num_state_slots,
+        facts.num_host_state_slots,
+        facts.num_state_snapshots,
+        facts.state_copy_seconds,
+    )
 
 
 def _warn_of_lengths(settings: Settings, config: EngineConfig, *, model_reads: int) -> None:

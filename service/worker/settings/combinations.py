@@ -20,7 +20,7 @@ NATIVE_ONLY = (
     *("attention_backend", "batch_mode", "block_size", "class_shares"),
     *("device", "dynamic_batching", "kv_cache_dtype", "max_picture_pixels"),
     *("max_prefill_tokens", "max_speculative_step_tokens", "model_path", "num_host_blocks"),
-    "num_speculative_tokens",
+    *("num_speculative_tokens", "num_state_snapshots", "state_snapshot_blocks"),
     *("picture_decode_bytes", "picture_decode_seconds", "pictures", "pooling", "preemption_mode"),
     *("quantization", "remember_checks", "shared_weights", "shared_weights_bytes", "task"),
     "watermark",
@@ -97,6 +97,15 @@ _UNUSED: tuple[tuple[str, Callable[[WorkerSettings], bool], str], ...] = (
     *(
         (name, lambda s: not s.pictures, "pictures are not read")
         for name in ("max_picture_pixels", "picture_decode_seconds", "picture_decode_bytes")
+    ),
+    *(
+        (name, lambda s: not s.enable_prefix_caching, "enable_prefix_caching is off")
+        for name in ("num_state_snapshots", "state_snapshot_blocks")
+    ),
+    (
+        "state_snapshot_blocks",
+        lambda s: s.num_state_snapshots == 0,
+        "num_state_snapshots is 0",
     ),
     (
         "aging_seconds",

@@ -138,6 +138,15 @@ class CacheSettings(Section):
     """
     enable_prefix_caching: bool = True
     """Share the blocks of equal prompt prefixes within a tenant."""
+    num_state_snapshots: int | None = Field(default=None, ge=0)
+    """Snapshots of a model's recurrent state on the device; an equal prompt prefix is shared up to
+    the last one. The least recently used one is replaced. With 0, such a model has no prefix cache.
+    Unset: as many as `max_num_seqs`, in at most a tenth of the free memory.
+    """
+    state_snapshot_blocks: int = Field(default=0, ge=0)
+    """Also take a snapshot after each such number of blocks of a prompt; 0: only near its end, and
+    where it leaves a cached prompt. Each one divides the computation of the prompt there.
+    """
 
 
 def _one_for_each_class(shares: tuple[float, ...]) -> tuple[float, ...]:

@@ -163,7 +163,7 @@ def test_a_salt_that_reads_like_the_hash_of_a_prefix_shares_nothing_with_what_fo
     for token_id in range(1 << 17):
         first = make_request("a", prompt=[token_id, *range(1, 8)])
         try:
-            salt = cache._block_hashes(first, 1)[0].decode()
+            salt = cache._hashes.of_blocks(first, 1)[0].decode()
         except UnicodeDecodeError:
             cache.free("a")
         else:
@@ -242,7 +242,7 @@ def test_host_blocks_are_not_reused_before_the_step_has_read_them():
     cache.swap_out(first)
     cache.swap_in(first)
     assert not cache.can_swap_out(second)
-    cache.end_of_step()
+    cache.begin_step(is_in_flight=False)
     assert cache.can_swap_out(second)
 
 

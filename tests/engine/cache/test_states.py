@@ -113,14 +113,31 @@ def test_a_swap_names_the_state_it_moves_and_keeps_the_host_slot_until_it_is_cop
     slots.swap_out(request)
     assert moves.out == [StateCopy(0, 0, 3)]
     assert (request.state_slot, request.host_state_slot) == (NO_SLOT, 0)
-    assert not slots.can_swap_out
+    assert not slots.can_swap_out(request)
     moves = slots.begin_step()
     slots.swap_in(request)
     assert (moves.out, moves.back) == ([], [StateCopy(0, 0, 3)])
-    assert not slots.can_swap_out
+    assert not slots.can_swap_out(request)
     assert slots.violations([request]) == []
     slots.begin_step()
-    assert slots.can_swap_out
+    assert slots.can_swap_out(request)
+
+
+def test_what_a_step_restores_is_not_swapped_by_it_and_not_restored_for_a_later_owner():
+    slots = StateSlots(2, 1)
+    moves = slots.begin_step()
+    first, second = admitted(slots, "a", computed=8), admitted(slots, "b")
+    slots.restore(first, 5, 8)
+    assert moves.restored == [StateCopy(5, first.state_slot, 8)]
+    assert not slots.can_swap_out(first)
+    assert slots.can_swap_out(second)
+    slots.free(first)
+    assert moves.restored == []
+    slots.begin_step()
+    third = admitted(slots, "c", computed=8)
+    slots.restore(third, 5, 8)
+    slots.begin_step()
+    assert slots.can_swap_out(third)
 
 
 def test_a_lost_or_shared_slot_breaks_a_law():
@@ -143,6 +160,6 @@ def test_a_model_without_a_state_needs_no_slot():
     slots.swap_out(request)
     slots.swap_in(request)
     slots.free(request)
-    assert slots.has_room(num_gone=0) and slots.can_swap_out
+    assert slots.has_room(num_gone=0) and slots.can_swap_out(request)
     assert request.state_slot == NO_SLOT
     assert slots.violations([request]) == []

@@ -39,6 +39,7 @@ plain_configs = st.builds(
     block_copy_seconds=st.sampled_from([0.0, 0.1]),
     watermark=st.sampled_from([0.0, 0.1, 0.3]),
     enable_prefix_caching=st.booleans(),
+    state_snapshot_blocks=st.sampled_from([0, 0, 1, 3]),
     policy=st.sampled_from(["fcfs", "sjf", "priority", "adaptive"]),
     aging_seconds=st.sampled_from([0.5, 5.0, 50.0]),
     class_shares=st.sampled_from([(), (), (0.05, 0.3, 0.4, 0.25), (0.5, 0.0, 0.0, 0.5)]),
@@ -51,6 +52,7 @@ configs = st.builds(
     plain_configs,
     num_slots=st.sampled_from([0, 0, 1, 6]),
     num_host_slots=st.sampled_from([0, 1, 6]),
+    num_snapshots=st.sampled_from([0, 1, 3, 12]),
     copy_seconds=st.sampled_from([0.0, 0.1]),
 )
 
@@ -177,7 +179,8 @@ def seen(batch: Batch) -> tuple:
     rows = [
         (*row._replace(output_token_ids=len(row.output_token_ids)), row.end) for row in batch.rows
     ]
-    return rows, batch.swap_out, batch.swap_in, batch.state_out, batch.state_in
+    states = batch.state_out, batch.state_in, batch.state_restored
+    return rows, batch.swap_out, batch.swap_in, states
 
 
 @settings(max_examples=75, deadline=None)

@@ -165,13 +165,14 @@ class Fleet:
         index = self.slots.index(slot)
         if index % 3 == 1:
             # A model with a recurrent state: its requests continue on workers without, and back.
-            config = config.with_states(config.max_num_seqs, 2, 0.0)
+            config = config.with_states(config.max_num_seqs, 2, 3, 0.0)
         runner = self._runner(
             num_blocks=config.num_blocks,
             block_size=config.block_size,
             num_host_blocks=config.num_host_blocks,
             num_state_slots=config.num_state_slots,
             num_host_state_slots=config.num_host_state_slots,
+            num_state_snapshots=config.num_state_snapshots,
             vocab_size=VOCAB_SIZE,
             never=NEVER,
             before_run=partial(self._before_step, slot),

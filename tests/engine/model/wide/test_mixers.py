@@ -7,13 +7,14 @@ import pytest
 import transformers
 
 import engine.model.wide.mixers as mixers
-from engine.cache.state_tags import BUFFERS, StateTags, Turn
+from engine.cache.state_tags import BUFFERS, Copied, StateTags, Turn
 from engine.errors import ModelRefused
 from engine.model.kernels.recurrent import RecurrentKernels
 from engine.model.wide import transformers_model
 from tests.engine.model.builders import (
     _GROUPED,
     EOS,
+    PROMPTS,
     SCARCE,
     VOCAB_SIZE,
     Oracle,
@@ -23,6 +24,7 @@ from tests.engine.model.builders import (
     requests_of,
     save_model,
 )
+from tests.engine.model.prefixes import generate_behind_prefixes
 
 _MAMBA = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "eos_token_id": EOS, "bos_token_id": 0}
 CONFIGS = {
@@ -110,6 +112,40 @@ def test_alone_chunked_preempted_resumed_and_batched_the_tokens_are_those_of_gen
     assert runner.config_facts.num_state_slots == 8
     assert generate(runner, requests_of()).tokens == expected
     check_generated(runner, expected)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_behind_a_cached_prefix_the_tokens_are_those_of_generate(kind, folder_of):
+    """In chunks, and preempted in both ways."""
+    folder = folder_of(kind)
+    expected = {
+        name: (prompt, tokens)
+        for prompt, (name, tokens) in zip(PROMPTS, Oracle(folder).alone().items(), strict=True)
+    }
+    rest = {name: list(tokens[5:]) for name, (_, tokens) in expected.items()}
+    runner = make_runner(folder, num_state_snapshots=6)
+    chunks = {"max_num_batched_tokens": 7, "state_snapshot_blocks": 2}
+    assert generate_behind_prefixes(runner, expected, **chunks).tokens == rest
+    for mode in ("recompute", "swap"):
+        options = {"num_blocks": 28, "preemption_mode": mode}
+        found = generate_behind_prefixes(runner, expected, **options)
+        assert getattr(found.snapshot, f"preemptions_{mode}") > 0
+        assert found.tokens == rest
+
+
+def test_a_snapshot_of_another_prompt_is_noticed(folder_of, monkeypatch):
+    folder = folder_of("gated delta net")
+    tokens = Oracle(folder).alone()
+    expected = dict(zip("0123", zip(PROMPTS, tokens.values(), strict=True), strict=True))
+    runner = make_runner(folder)
+    rest = {name: list(tokens[5:]) for name, (_, tokens) in expected.items()}
+    assert generate_behind_prefixes(runner, expected).tokens == rest
+
+    def first_one(self, snapshot, slot, num_tokens):
+        return Copied(self.first_snapshot, self.put(slot, num_tokens))
+
+    monkeypatch.setattr(StateTags, "restore", first_one)
+    assert generate_behind_prefixes(runner, expected).tokens != rest
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

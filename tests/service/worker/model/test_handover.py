@@ -27,6 +27,7 @@ FOR_THE_ENGINE: dict[str, Any] = {
     "max_speculative_step_tokens": 13,
     "watermark": 0.25,
     "enable_prefix_caching": False,
+    "state_snapshot_blocks": 7,
     "policy": "adaptive",
     "aging_seconds": 7.0,
     "class_shares": (0.1, 0.2, 0.3, 0.4),
@@ -42,6 +43,7 @@ FOR_THE_MODEL: dict[str, Any] = {
     "block_size": 32,
     "kv_cache_memory_bytes": 1 << 20,
     "num_host_blocks": 3,
+    "num_state_snapshots": 9,
     "max_num_seqs": 5,
     "max_num_batched_tokens": 77,
     "num_speculative_tokens": 6,
@@ -78,6 +80,7 @@ def test_every_setting_of_the_engine_is_in_its_configuration():
     found_out = {"num_blocks", "max_model_len", "vocab_size", "eos_token_ids", "adapters"}
     found_out |= {"max_num_batched_tokens", "block_copy_seconds", "pools", "whole_prompts"}
     found_out |= {"num_state_slots", "num_host_state_slots", "state_copy_seconds", "reads_pictures"}
+    found_out |= {"num_state_snapshots"}
     # A constant; an engine that computes none has 0.
     found_out |= {"max_scored_tokens"}
     assert FOR_THE_ENGINE.keys() == {field.name for field in fields(EngineConfig)} - found_out

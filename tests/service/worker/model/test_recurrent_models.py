@@ -1,4 +1,4 @@
-"""A worker's model with a recurrent state: what is switched off, and that it is served."""
+"""A worker's model with a recurrent state: what is switched off, its snapshots, and its tokens."""
 
 import gc
 import shutil
@@ -58,16 +58,38 @@ def tokens(served: ServedModel, *, published: list[int]) -> list[int]:
     return found
 
 
-def test_a_worker_serves_it_without_prefix_cache_and_drafts_and_another_goes_on(folder):
+def test_a_worker_serves_it_without_drafts_and_another_goes_on(folder):
     with capture_logs():
         served = load(folder, num_speculative_tokens=3)
     config = served.engine.config
-    assert not config.enable_prefix_caching
     assert (config.num_speculative_tokens, config.num_state_slots) == (0, 4)
     whole = tokens(served, published=[])
     assert len(set(whole)) > 3
     other = load(folder, max_num_batched_tokens=7)
     assert tokens(other, published=whole[:5]) == whole[5:]
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_snapshots"),
+    [
+        ({}, 4),
+        ({"num_state_snapshots": 9, "state_snapshot_blocks": 1}, 9),
+        ({"num_state_snapshots": 0}, 0),
+        ({"enable_prefix_caching": False, "num_state_snapshots": 9}, 0),
+    ],
+)
+def test_an_equal_prompt_is_found_in_the_cache_if_snapshots_are_kept(
+    folder, settings, num_snapshots
+):
+    served = load(folder, **settings)
+    config = served.engine.config
+    assert (config.num_state_snapshots, config.enable_prefix_caching) == (
+        num_snapshots,
+        num_snapshots > 0,
+    )
+    first = tokens(served, published=[])
+    assert tokens(served, published=[]) == first
+    assert served.engine.snapshot().cached_prompt_tokens == (16 if num_snapshots else 0)
 
 
 def test_blocks_of_a_model_that_attends_nowhere_take_no_memory_and_are_enough(folder):
