@@ -8,8 +8,8 @@ The reference is transformers in float32 with the dequantized weights of the fil
 of the documentation of this project, and so does each form:
 
 - dequantized: our engine in bfloat16, with the weights rounded to bfloat16.
-- one-digit, two-digits: our engine in bfloat16 with the weights of the file, and that many digits
-  of 8 bits for each input of a product (docs/adr/0053).
+- one-digit, two-digits: our engine in bfloat16 with the weights of the file, and at least that many
+  digits of 8 bits for each input of a product (docs/adr/0053). One is how it serves.
 - int8-cache: as two-digits, over an 8-bit KV cache (docs/adr/0059).
 - float32: our engine in float32 with the weights of the file.
 - llama-cpp: llama.cpp with the weights of the file, and keys and values in float16.
@@ -55,8 +55,8 @@ WINDOW, NOT_JUDGED = 256, 16
 PROMPT_TOKENS, OUTPUT_TOKENS = 128, 64
 BLOCK_SIZE = 16
 LLAMA_CPP = "llama-cpp"
-#: Our forms: the type in which they compute, their digits (0 for dequantized weights), and their
-#: `kv_cache_dtype`.
+#: Our forms: the type in which they compute, their least digits (0 for dequantized weights), and
+#: their `kv_cache_dtype`.
 OUR_FORMS = {
     "dequantized": ("bf16", 0, "auto"),
     "one-digit": ("bf16", 1, "auto"),

@@ -86,6 +86,8 @@ def test_a_child_of_ours_computes_with_these_digits(form, tmp_path, monkeypatch)
     engine = QuireEngine(file, dtype, tmp_path)
     digits = OUR_FORMS[form][1]
     told = engine.facts["form"]
-    assert told.endswith(f"-int8x{digits}") if digits else "-int8x" not in told
+    # Attention's output layers have two.
+    named = f"-int8x{digits}" + ("-2" if digits == 1 else "")
+    assert told.endswith(named) if digits else "-int8x" not in told
     engine.write_logits(list(range(3, 40)), tmp_path / "logits")
     assert torch.from_file(str(tmp_path / "logits"), size=37).isfinite().all()

@@ -45,13 +45,14 @@ class PackedWeights:
         self._shares = files is not None
         self._keeps_quantized = not (variant.name == MATRIX_UNIT and dtype == torch.bfloat16)
         self._parts: list[object] = []
-        #: Of the weights so far: in bfloat16 the most that one of them asks for.
-        self.digits = FLOAT32_DIGITS if dtype == torch.float32 else 1
+        self._is_float32 = dtype == torch.float32
+        #: All numbers of digits that inputs of quantized weights have.
+        self._digits: set[int] = set()
 
     @property
     def form(self) -> str:
         """The part of a decoder's name that says how it multiplies quantized weights, if any."""
-        return f"-int8x{self.digits}" if self._parts else ""
+        return "-int8x" + "-".join(map(str, sorted(self._digits))) if self._digits else ""
 
     def close(self) -> None:
         """Share the last memory, if weights are shared."""
@@ -64,10 +65,11 @@ class PackedWeights:
     def floats(self, tensor: torch.Tensor | None) -> int | None:
         return None if tensor is None else self.keep(tensor.float())
 
-    def linear(self, linear: Linear) -> LinearStruct:
+    def linear(self, linear: Linear, least_digits: int = 1) -> LinearStruct:
+        """A layer; `least_digits` of its inputs if its weights are quantized."""
         struct, quantized = self._struct(linear), _in_panels(self._quantized(linear))
         if quantized:
-            return self._panels(quantized, struct)
+            return self._panels(quantized, struct, max(least_digits, _digits(linear)))
         return self._strips(linear.values, struct)
 
     def gate_up(self, linear: Linear | None) -> LinearStruct:
@@ -80,7 +82,7 @@ class PackedWeights:
         # A panel has both, so they must have one form.
         quantized = joined(parts) if parts else None
         if quantized is not None:
-            return self._panels([quantized.select(interleave)], struct)
+            return self._panels([quantized.select(interleave)], struct, _digits(linear))
         if parts:
             logger.info("gates and ups of different types are dequantized")
         return self._strips(interleave(linear.values), struct)
@@ -92,7 +94,7 @@ class PackedWeights:
         linear = Linear(weights.embedding, stored=weights.stored_embedding)
         quantized = self._quantized(linear)
         if quantized:
-            return None, self._panels(quantized, self._struct(linear))
+            return None, self._panels(quantized, self._struct(linear), _digits(linear))
         rows = linear.values.contiguous()
         rows = self._slabs.keep(rows) if self._shares else rows
         return rows, LinearStruct(packed=rows.data_ptr())
@@ -105,7 +107,9 @@ class PackedWeights:
         struct.outputs, struct.packed = len(weight), self.keep(pack(weight))
         return struct
 
-    def _panels(self, parts: Sequence[QuantizedWeight], struct: LinearStruct) -> LinearStruct:
+    def _panels(
+        self, parts: Sequence[QuantizedWeight], struct: LinearStruct, digits: int
+    ) -> LinearStruct:
         panels = (PanelsStruct * len(parts))()
         for panel, part in zip(panels, parts, strict=True):
             panel.packed = self._packed_panels(part)
@@ -113,6 +117,8 @@ class PackedWeights:
             panel.bits, panel.has_minima, panel.is_nested = part.form
         struct.outputs = sum(len(part.numbers) for part in parts)
         struct.parts, struct.num_parts = panels, len(parts)
+        struct.digits = FLOAT32_DIGITS if self._is_float32 else digits
+        self._digits.add(struct.digits)
         self._parts.append(panels)
         return struct
 
@@ -136,8 +142,12 @@ class PackedWeights:
         """The stored forms of the rows of a weight; empty if there are none or none is kept."""
         if not self._keeps_quantized:
             return ()
-        self.digits = max(self.digits, *(part.bfloat16_digits for part in linear.stored), 1)
         return [part.unpacked() for part in linear.stored]
+
+
+def _digits(linear: Linear) -> int:
+    """Those of its inputs in bfloat16: the most that a part of it asks for."""
+    return max(part.bfloat16_digits for part in linear.stored)
 
 
 def _in_panels(parts: Sequence[QuantizedWeight]) -> Sequence[QuantizedWeight]:

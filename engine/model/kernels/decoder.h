@@ -21,6 +21,7 @@ struct QuireLinear {
   int64_t inputs, outputs;
   const QuirePanels* parts;
   int64_t num_parts;  // 0 for weights of the element type.
+  int64_t digits;     // Of the inputs, if there are parts (see digit_rows.h).
 };
 
 // The experts of a layer: a router with one output per expert, and the matrices of each expert.
@@ -87,7 +88,6 @@ struct QuireModel {
   // One output per token. Rows of the element type are not packed. Neither rows nor parts: the
   // weights of the head, which are in memory only once.
   QuireLinear embedding;
-  int64_t digits;  // Of the inputs of quantized weights (see digit_rows.h).
   const QuireRotary* rotaries;
   const float* final_norm;
   QuireLinear head;

@@ -51,8 +51,7 @@ class Decoder : public AnyDecoder {
         heads_(model),
         convolutions_(model),
         adapters_(model),
-        experts_(model),
-        digits_(model.digits) {
+        experts_(model) {
     for (int64_t i = 0; i < model.num_layers; i++) {
       const QuireLayer& layer = model.layers[i];
       const QuireLinear& third = layer.experts ? layer.experts->router : layer.gate_up;
@@ -205,7 +204,7 @@ class Decoder : public AnyDecoder {
                          sums_ + member * SUMS_SIZE, epilogue);
     };
     if (product.linear.num_parts > 0)
-      return multiply_rows(digits_.of(from, count, product.linear.inputs, team, member));
+      return multiply_rows(digits_.of(from, count, product.linear, team, member));
     multiply_rows(rows_of<T>(from, count));
   }
 

@@ -134,43 +134,41 @@ inline void split_group(Vector first, Vector second, int64_t digits, int64_t str
 template <class Row>
 class DigitWriter {
  public:
-  explicit DigitWriter(int64_t digits) : digits_(digits) {}
-
   // Requests memory for `rows` rows of any of the products.
   template <class Products>
   void lay_out(Workspace& workspace, const Products& products, int64_t rows, int64_t threads) {
     int64_t groups = 0;  // Of a row, for all digits.
     for (const auto& product : products)
       if (product.linear.num_parts > 0)
-        groups = std::max(groups, product.linear.inputs / GROUP * digits_);
+        groups = std::max(groups, product.linear.inputs / GROUP * product.linear.digits);
     own_stride_ = std::min(rows, OWN_DIGIT_ROWS) * groups;
     if (groups > 0) workspace.add(&groups_, std::max(rows * groups, threads * own_stride_));
   }
 
-  // The digits of `count` rows of `inputs` values. All threads must call this.
-  DigitRows of(const RoundedRows<Row>& from, int64_t count, int64_t inputs, Team& team,
+  // The digits of `count` rows of the inputs of a layer. All threads must call this.
+  DigitRows of(const RoundedRows<Row>& from, int64_t count, const QuireLinear& linear, Team& team,
                int member) const {
-    const int64_t groups = inputs / GROUP;
+    const int64_t groups = linear.inputs / GROUP, digits = linear.digits;
     const bool own = count <= OWN_DIGIT_ROWS;
     DigitGroup* const to = groups_ + (own ? member * own_stride_ : 0);
     const Share mine = own ? Share(0, count) : Share(count, member, team.size());
     for (int64_t r = mine.first; r < mine.last; r++)
-      split_row(from.at(r), groups, to + r * digits_ * groups);
+      split_row(from.at(r), groups, digits, to + r * digits * groups);
     if (!own) team.barrier();
-    return {to, groups, digits_, count};
+    return {to, groups, digits, count};
   }
 
  private:
-  void split_row(const RoundedRow<Row>& row, int64_t groups, DigitGroup* to) const {
+  static void split_row(const RoundedRow<Row>& row, int64_t groups, int64_t digits,
+                        DigitGroup* to) {
     const auto value = [&](int64_t i) {
       const Vector high = Row::widen16(row.values + i);
       return row.low != nullptr ? high + Row::widen16(row.low + i) : high;
     };
     for (int64_t g = 0; g < groups; g++)
-      split_group(value(g * GROUP), value(g * GROUP + LANES), digits_, groups, to + g);
+      split_group(value(g * GROUP), value(g * GROUP + LANES), digits, groups, to + g);
   }
 
-  const int64_t digits_;
   int64_t own_stride_ = 0;
   DigitGroup* groups_ = nullptr;
 };

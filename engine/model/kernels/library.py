@@ -8,7 +8,7 @@ from typing import Any
 from engine.model.kernels.build import KernelsUnavailable, Variant, library_path
 
 #: What `quire_abi` of decoder.cpp must return for the structs below.
-ABI = 12
+ABI = 13
 
 _Pointer = ctypes.c_void_p
 _Integer = ctypes.c_int64
@@ -36,7 +36,7 @@ class LinearStruct(ctypes.Structure):
         *fields(_Pointer, "packed", "bias"),
         *fields(_Integer, "inputs", "outputs"),
         ("parts", ctypes.POINTER(PanelsStruct)),
-        ("num_parts", _Integer),
+        *fields(_Integer, "num_parts", "digits"),
     ]
 
 
@@ -94,7 +94,6 @@ class ModelStruct(ctypes.Structure):
         *fields(_Float, "embedding_multiplier", "residual_multiplier", "logits_divisor"),
         *fields(_Float, "logits_softcap"),
         ("embedding", LinearStruct),
-        ("digits", _Integer),
         ("rotaries", ctypes.POINTER(RotaryStruct)),
         *fields(_Pointer, "final_norm"),
         ("head", LinearStruct),

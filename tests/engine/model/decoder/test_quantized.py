@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType as Type
 
 from engine.errors import ModelRefused
 from engine.model.checks.probe import probe
-from engine.model.decoder import native_weights
+from engine.model.decoder import native_decoder, native_weights
 from engine.model.decoder.decoder_weights import read_weights
 from engine.model.decoder.native_decoder import NativeDecoder
 from engine.model.decoder.read_config import read_config
@@ -184,9 +184,21 @@ def test_a_type_of_which_the_library_reads_other_values_is_refused(file_of, monk
         load_model(file_of("untied"))
 
 
-def test_the_form_is_in_the_fingerprint(file_of):
-    facts = make_runner(file_of("untied")).config_facts
-    assert f"-decoder-{best_variant().name}-int8x3-" in facts.fingerprint
+@pytest.mark.parametrize(("dtype", "digits"), [("float32", "3"), ("bfloat16", "1-2")])
+def test_the_form_is_in_the_fingerprint(dtype, digits, file_of):
+    facts = make_runner(file_of("untied"), dtype=dtype).config_facts
+    assert f"-decoder-{best_variant().name}-int8x{digits}-" in facts.fingerprint
+
+
+def test_inputs_of_attention_s_output_have_two_digits_in_bfloat16(file_of, monkeypatch):
+    subject, exact = Subject(file_of("untied"), "bfloat16"), Subject(file_of("untied"), "float32")
+    expected = torch.cat(exact.logits(exact.wide, CHUNKED))
+    errors = []
+    for digits in (native_decoder.OUTPUT_DIGITS, 1):
+        monkeypatch.setattr(native_decoder, "OUTPUT_DIGITS", digits)
+        found = torch.cat(subject.logits(subject.native(), CHUNKED))
+        errors.append(float((found - expected).norm(dim=-1).median()))
+    assert errors[0] < 0.97 * errors[1]
 
 
 @pytest.mark.parametrize("name", ["untied", "nested"])

@@ -22,16 +22,16 @@ struct Product { QuireLinear linear; };
 extern "C" void product(const float* rows, int64_t stride, int64_t count, int64_t digits,
                         const QuirePanels* parts, int64_t num_parts, int64_t inputs,
                         int64_t outputs, float* to) {
-  const QuireLinear linear = {nullptr, nullptr, inputs, outputs, parts, num_parts};
+  const QuireLinear linear = {nullptr, nullptr, inputs, outputs, parts, num_parts, digits};
   const std::unique_ptr<float[]> sums(new float[SUMS_SIZE]);
   Workspace workspace;
   Team team(1);
-  DigitWriter<Float32> writer(digits);
+  DigitWriter<Float32> writer;
   writer.lay_out(workspace, std::vector<Product>{{linear}}, count, 1);
   workspace.reserve(0);
   RoundedRows<Float32> from{(float*)rows, nullptr, stride};
   const int64_t strips = (outputs + LANES - 1) / LANES;
-  multiply_panels(writer.of(from, count, inputs, team, 0), linear, 0, strips,
+  multiply_panels(writer.of(from, count, linear, team, 0), linear, 0, strips,
                   PrefetchRange{(const uint32_t*)parts->packed, LANES}, sums.get(),
                   [&](int64_t row, int64_t strip, const float* values, int64_t num) {
                     std::copy_n(values, num * LANES, to + (row * strips + strip) * LANES);
