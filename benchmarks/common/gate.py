@@ -16,7 +16,7 @@ from benchmarks.common.models import model_folder
 from benchmarks.common.workloads import Workload
 
 #: Workload -> the number of requests that the reference reads. With all of W4 it takes minutes.
-GATED_REQUESTS = {"W1": 64, "W2": 1, "W3": 24, "W4": 1, "W5": 1, "paths": 8}
+GATED_REQUESTS = {"W1": 64, "W2": 1, "W3": 24, "W4": 1, "W5": 1, "paths": 8, "contexts": 1}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,9 @@ LFM2-S      134 M parameters, layers in the order of LFM2-350M: 10 of short conv
 GRANITE4-S  123 M parameters, after Granite-4.0-H-350M: 10 layers of Mamba-2, 2 of attention
 QWEN35-S    145 M parameters, after Qwen3.5-0.8B: 9 gated delta nets, 3 gated attentions
 
+For long contexts there are LFM2-T and QWEN35-T of 8 layers, of which 2 have attention, and their
+twins LFM2-T-FULL and QWEN35-T-FULL, of which all have it.
+
 With the random weights of transformers, a state would hardly matter: kernels of convolutions
 would be so small that a layer adds nothing, and states would fade within a token. So both get
 values as in trained models (`give_memory`), and a lost state changes tokens.
@@ -83,6 +86,45 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+
+
+_SMALLER = {
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "vocab_size": 8192,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 8,
+}
+_SMALLER_QWEN35 = {
+    "head_dim": 64,
+    "linear_num_key_heads": 8,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+}
+
+
+def _smaller(name: str, **options: Any) -> tuple[str, dict[str, Any]]:
+    config_class, whole = HYBRIDS[name]
+    return config_class, {**whole, **_SMALLER, **options}
+
+
+_FULL = _layers(8, tuple(range(8)), "")
+HYBRIDS |= {
+    "LFM2-T": _smaller("LFM2-S", layer_types=_layers(8, (2, 5), "conv")),
+    "LFM2-T-FULL": _smaller("LFM2-S", layer_types=_FULL),
+    "QWEN35-T": _smaller(
+        "QWEN35-S", **_SMALLER_QWEN35, layer_types=_layers(8, (3, 7), "linear_attention")
+    ),
+    "QWEN35-T-FULL": _smaller("QWEN35-S", **_SMALLER_QWEN35, layer_types=_FULL),
+}
+#: A small model -> its twin with attention in all layers.
+TWINS = {"LFM2-T": "LFM2-T-FULL", "QWEN35-T": "QWEN35-T-FULL"}
+
+
+def num_attention_layers(name: str) -> int:
+    return int(HYBRIDS[name][1]["layer_types"].count("full_attention"))
 
 
 def give_memory(model: "nn.Module") -> None:
