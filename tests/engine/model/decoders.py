@@ -116,7 +116,7 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     ),
     "lfm2": transformers.Lfm2Config(
         **(_GROUPED | {"num_hidden_layers": 4, "intermediate_size": 100}),
-        block_multiple_of=16,
+        block_multiple_of=32,
         layer_types=["conv", "full_attention", "full_attention", "conv"],
     ),
     # Nothing is a multiple of a strip: 72 channels, 50 gates.

@@ -4,6 +4,7 @@ import json
 import logging
 import math
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -207,6 +208,19 @@ def test_a_form_that_is_wrong_for_a_single_token_is_left_out(dtype, tmp_path, mo
     wide = served(FAMILIES["llama"], tmp_path, dtype=dtype)
     assert isinstance(choose_model(wide), Decoder)
     assert "in the worst token" in caplog.text
+
+
+def test_a_form_that_begins_a_chunk_without_its_state_is_left_out(tmp_path, monkeypatch, caplog):
+    right = NativeDecoder.forward
+
+    def forgetful(self, inputs, pool):
+        rows = inputs.recurrent
+        rows.turn = rows.turn._replace(reads=np.full_like(rows.turn.reads, pool.states.tags.zero))
+        return right(self, inputs, pool)
+
+    monkeypatch.setattr(NativeDecoder, "forward", forgetful)
+    assert isinstance(choose_model(served(FAMILIES["lfm2"], tmp_path)), Decoder)
+    assert "is off by" in caplog.text
 
 
 @pytest.mark.parametrize(("num_wrong", "form"), [(1, NativeDecoder), (30, Decoder)])
