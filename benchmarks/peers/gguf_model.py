@@ -19,8 +19,10 @@ Config = dict[str, Any]
 #: Pairs of a tensor's name in transformers and its values.
 Tensors = Iterator[tuple[str, np.ndarray]]
 
-#: Kernels of convolutions, which llama.cpp reads only in float32.
+#: Kernels of convolutions.
 KERNELS = (".conv.conv.weight", ".conv1d.weight")
+#: What llama.cpp reads only in float32, also where it has two dimensions.
+IN_FLOAT32 = (*KERNELS, "norm.weight")
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,8 @@ def convert(model: Path, output: Path, dtype: str) -> None:
             theirs = names.get_name(part, try_suffixes=(".weight", ".bias"))
             if theirs is None:
                 raise KeyError(part)
-            is_matrix = values.ndim > 1 and part.endswith(".weight") and not part.endswith(KERNELS)
-            if dtype == "bf16" and is_matrix:
+            is_matrix = values.ndim > 1 and part.endswith(".weight")
+            if dtype == "bf16" and is_matrix and not part.endswith(IN_FLOAT32):
                 stored = gguf.quantize(values, gguf.GGMLQuantizationType.BF16)
                 writer.add_tensor(theirs, stored, raw_dtype=gguf.GGMLQuantizationType.BF16)
             else:
