@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import gc
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -44,6 +45,16 @@ def release_memory(device: torch.device) -> None:
     if device.type == "cuda":
         # Memory in torch's cache would otherwise count as used.
         torch.cuda.empty_cache()
+
+
+def peak_bytes_of(run: Callable[[], object], device: torch.device) -> int:
+    """The most bytes that `run` takes at once of a CUDA device, in addition to those before it."""
+    release_memory(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    run()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
 
 
 def memory_share(device: torch.device) -> float:

@@ -5,6 +5,7 @@ Knows no device: `engine.model.device.memory` measures the free memory.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -80,9 +81,26 @@ def blocks_in(
     return fitting
 
 
-def memory_for_blocks(free_bytes: int, step: StepSize, *, share: float) -> int:
-    """Bytes that a pool may take of `free_bytes`: a share of what the largest step leaves free."""
-    return int((free_bytes - step.nbytes) * share)
+class EncoderMemory(NamedTuple):
+    """The most bytes that encoding a picture takes, and those of outputs that are kept."""
+
+    encoding_bytes: int
+    kept_bytes: int
+
+
+#: That of a model which reads no pictures.
+NO_ENCODER = EncoderMemory(0, 0)
+
+
+def memory_for_blocks(
+    free_bytes: int, step: StepSize, *, share: float, encoder: EncoderMemory = NO_ENCODER
+) -> int:
+    """Bytes that a pool may take of `free_bytes`: a share of what the largest step leaves free.
+
+    A step encodes its pictures one after the other, before it computes its tokens.
+    """
+    largest = max(step.nbytes, encoder.encoding_bytes)
+    return int((free_bytes - largest - encoder.kept_bytes) * share)
 
 
 def useful_blocks(*, max_num_seqs: int, max_model_len: int, block_size: int) -> int:

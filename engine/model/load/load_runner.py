@@ -23,6 +23,7 @@ from engine.model.device.weight_files import weight_files_in
 from engine.model.kernels.build import KernelsUnavailable
 from engine.model.load.chosen import Chosen, choose
 from engine.model.load.copy_time import block_copy_seconds, state_copy_seconds
+from engine.model.load.encoder_memory import LargestPicture, encoder_memory
 from engine.model.load.fast_path import ModelPath
 from engine.model.load.states import StateSizes, state_sizes
 from engine.model.run.graphs import CudaCapturer, DecodeGraphs
@@ -75,12 +76,14 @@ def load_runner(
     remember_checks: bool = False,
     now: Callable[[], float] | None = None,
     load: Callable[..., LoadedModel] = load_model,
+    largest_picture: LargestPicture | None = None,
 ) -> ModelRunner:
     """Load a model, check it and the attention backend on this machine, and size its KV pool.
 
     Without `num_blocks` and `kv_cache_memory_bytes`, the pool has a share of the free memory, at
-    most what `max_num_seqs` requests of full length use. With a clock `now`, copies are timed and
-    first blocks touched. ModelRefused if it cannot be served here.
+    most what `max_num_seqs` requests of full length use; on a GPU, room for `largest_picture` is
+    left. With a clock `now`, copies are timed and first blocks touched. ModelRefused if it cannot
+    be served here.
     """
     target = prepared_device(device)
     rows, tokens = _step_limits(target, max_num_seqs, max_num_batched_tokens)
@@ -99,7 +102,9 @@ def load_runner(
         now=now,
     )
     release_memory(target)
-    sizes = PoolSizes(num_blocks, kv_cache_memory_bytes, num_host_blocks, num_state_snapshots)
+    sizes = PoolSizes(
+        num_blocks, kv_cache_memory_bytes, num_host_blocks, num_state_snapshots, largest_picture
+    )
     return _with_pool(chosen, limits, sizes, async_scheduling=async_scheduling, now=now)
 
 
@@ -110,6 +115,8 @@ class PoolSizes(NamedTuple):
     memory_bytes: int | None
     num_host_blocks: int | None
     num_state_snapshots: int | None
+    #: Makes the picture that the memory must have room for, if it decides.
+    largest_picture: LargestPicture | None
 
 
 def _with_pool(
@@ -129,8 +136,7 @@ def _with_pool(
         chosen,
         limits,
         states,
-        num_blocks=sizes.num_blocks
-        or _num_blocks(chosen, limits, states, memory_bytes=sizes.memory_bytes),
+        num_blocks=sizes.num_blocks or _num_blocks(chosen, limits, states, sizes),
         num_host_blocks=sizes.num_host_blocks,
         has_spare_block=captures or chosen.multiple > 1,
         now=now,
@@ -178,13 +184,11 @@ def _default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _num_blocks(
-    chosen: Chosen, limits: Limits, states: StateSizes, *, memory_bytes: int | None
-) -> int:
+def _num_blocks(chosen: Chosen, limits: Limits, states: StateSizes, sizes: PoolSizes) -> int:
     """The number of blocks, from the memory that the pool may take."""
-    shapes, sizes = chosen.model.layer_shapes, (chosen.block_size, chosen.cache_dtype)
-    if memory_bytes is not None and shapes:
-        return blocks_in(memory_bytes, shapes, block_size=sizes[0], dtype=sizes[1])
+    shapes, block = chosen.model.layer_shapes, (chosen.block_size, chosen.cache_dtype)
+    if sizes.memory_bytes is not None and shapes:
+        return blocks_in(sizes.memory_bytes, shapes, block_size=block[0], dtype=block[1])
     step = StepSize(
         num_tokens=limits.max_num_batched_tokens,
         num_logits=-(-limits.max_num_due // chosen.multiple) * chosen.multiple,
@@ -195,12 +199,13 @@ def _num_blocks(
         max_rank=chosen.max_rank,
         num_scored=limits.max_num_scored,
     )
+    encoder = encoder_memory(chosen.model, chosen.device, chosen.source, sizes.largest_picture)
     free = free_memory_bytes(chosen.device) - states.nbytes
-    memory = memory_for_blocks(free, step, share=memory_share(chosen.device))
+    memory = memory_for_blocks(free, step, share=memory_share(chosen.device), encoder=encoder)
     if not shapes:
         # Blocks without layers take no memory: they only count tokens.
         return _useful_blocks(chosen, limits)
-    fitting = blocks_in(memory, shapes, block_size=sizes[0], dtype=sizes[1])
+    fitting = blocks_in(memory, shapes, block_size=block[0], dtype=block[1])
     return min(_useful_blocks(chosen, limits), fitting)
 
 

@@ -6,7 +6,7 @@ outputs do not depend on other requests, nor on the chunks in which the prompt i
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -64,7 +64,7 @@ class PictureReader:
         self._placeholder = int(model.config.image_token_id)
         self._hidden_size = int(model.config.get_text_config().hidden_size)
         self._has_axes = hasattr(model.base_model, "get_rope_index")
-        self._max_kept_bytes = max_kept_bytes
+        self.max_kept_bytes = max_kept_bytes
         self._kept: OrderedDict[bytes, torch.Tensor] = OrderedDict()
         self._num_kept_bytes = 0
         #: What the forward pass that is about to begin adds to its states, for the hook.
@@ -78,6 +78,11 @@ class PictureReader:
     def follow(self, on_layer: Callable[[], None]) -> None:
         """Call this after each layer of the encoder, which may take a picture for minutes."""
         self._on_layer = on_layer
+
+    @torch.inference_mode()
+    def encode(self, pixels: Mapping[str, Any]) -> torch.Tensor:
+        """The outputs for a picture that nobody has sent, [placeholders, outputs]."""
+        return self._encode(pixels)
 
     def arguments(self, inputs: StepInputs) -> dict[str, torch.Tensor]:
         """The tokens of a step, or embeddings in their place, and their positions.
@@ -147,20 +152,18 @@ class PictureReader:
         if outputs is not None:
             self._kept.move_to_end(picture.key)
             return outputs
-        outputs = self._encode(picture)
+        outputs = self._encode(picture.pixels)
         self._kept[picture.key] = outputs
         self._num_kept_bytes += outputs.nbytes
-        while self._num_kept_bytes > self._max_kept_bytes and len(self._kept) > 1:
+        while self._num_kept_bytes > self.max_kept_bytes and len(self._kept) > 1:
             _, oldest = self._kept.popitem(last=False)
             self._num_kept_bytes -= oldest.nbytes
         return outputs
 
-    def _encode(self, picture: Picture) -> torch.Tensor:
+    def _encode(self, pixels: Mapping[str, Any]) -> torch.Tensor:
         device = self._model.device
-        pixels = {
-            name: torch.as_tensor(values, device=device) for name, values in picture.pixels.items()
-        }
-        encoded = self._model.get_image_features(**pixels, return_dict=True)
+        given = {name: torch.as_tensor(values, device=device) for name, values in pixels.items()}
+        encoded = self._model.get_image_features(**given, return_dict=True)
         added = getattr(encoded, "deepstack_features", None) or ()
         layers = [torch.cat(list(outputs)) for outputs in (encoded.pooler_output, *added)]
         return torch.cat(layers, dim=-1)

@@ -161,6 +161,31 @@ class PictureProcessor:
                 raise InvalidRequest("body.messages", message)
         return Expanded(expanded + found[end:], tuple(made))
 
+    def largest(self) -> Mapping[str, Any]:
+        """The pixels of a picture of which the encoder gets as much as of any other, or more."""
+        made = [self._blank(*sides) for sides in self._largest_sides()]
+        return max(made, key=lambda pixels: sum(array.nbytes for array in pixels.values()))
+
+    def _largest_sides(self) -> Iterator[Sequence[int]]:
+        """Heights and widths, of which one makes the largest picture."""
+        processor = self._image_processor
+        if _has_patches(processor):
+            yield max(_within(processor.image_grid_pinpoints, self.max_pixels), key=prod)
+        elif _has_any_size(processor):
+            side = processor.patch_size * processor.merge_size
+            rows, columns = _fullest(processor.size.longest_edge, side)
+            yield rows * side, columns * side
+            # The processor keeps a row of it, also where that is beyond a small limit.
+            yield side, MAX_ASPECT_RATIO * side
+        else:
+            side = processor.size.longest_edge or 1
+            yield side, side
+
+    def _blank(self, height: int, width: int) -> Mapping[str, Any]:
+        rgb = np.zeros((height, width, 3), dtype=np.uint8)
+        pixels, _ = self._prepared(DecodedPicture(b"", rgb, ""), num_pictures=1)
+        return pixels
+
     def _prepared(
         self, picture: DecodedPicture, *, num_pictures: int
     ) -> tuple[Mapping[str, Any], list[int]]:
@@ -229,15 +254,29 @@ def _scaled(
     # Imported here, because only workers that read pictures need these.
     library: Any = import_module("transformers.image_processing_utils")
     height, width, _ = rgb.shape
-    within = [one for one in pinpoints if prod(one) <= max_pixels] or [min(pinpoints, key=prod)]
+    few = _within(pinpoints, max_pixels)
     chosen = library.select_best_resolution((height, width), pinpoints)
-    if prod(chosen) <= max(map(prod, within)):
+    if prod(chosen) <= max(map(prod, few)):
         return rgb
-    target = library.select_best_resolution((height, width), within)
+    target = library.select_best_resolution((height, width), few)
     new_height, new_width = library.get_patch_output_size(rgb, target, "channels_last")
     image: Any = import_module("PIL.Image")
     smaller = image.fromarray(rgb).resize((new_width, new_height), image.Resampling.BICUBIC)
     return np.asarray(smaller, dtype=np.uint8)
+
+
+def _fullest(max_pixels: int, side: int) -> tuple[int, int]:
+    """The rows and columns of most squares of a side that a picture of so many pixels may have."""
+    most = max(1, max_pixels // side**2)
+    rows = (one for one in range(1, isqrt(most) + 1) if most // one <= MAX_ASPECT_RATIO * one)
+    return max(((one, most // one) for one in rows), key=prod)
+
+
+def _within(pinpoints: Sequence[Sequence[int]], max_pixels: int | None) -> Sequence[Sequence[int]]:
+    """Those of at most `max_pixels`; the smallest one if there is none, all without a limit."""
+    if max_pixels is None:
+        return pinpoints
+    return [one for one in pinpoints if prod(one) <= max_pixels] or [min(pinpoints, key=prod)]
 
 
 def _limit(image_processor: Any, max_pixels: int) -> None:

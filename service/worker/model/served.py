@@ -154,6 +154,7 @@ def _load_decoder(settings: Settings, loading: Loading) -> ServedModel:
             load_quantized, quantization=settings.quantization, pictures=settings.pictures
         ),
         num_state_snapshots=_num_snapshots(settings),
+        largest_picture=partial(_largest_picture, settings),
         **{name: getattr(settings, name) for name in OF_DECODERS},
     )
     facts = runner.config_facts
@@ -380,6 +381,13 @@ def _pictures_for(
         most = CPU_PICTURE_PIXELS
     source = str(facts.tokenizer_source)
     return PictureProcessor.load(source, tokenizer.backend, max_pixels=most)
+
+
+def _largest_picture(settings: Settings, source: Path) -> Mapping[str, Any]:
+    """What the encoder gets of the largest picture, on a GPU."""
+    tokenizer = ModelTokenizer.load(str(source))
+    most = settings.max_picture_pixels
+    return PictureProcessor.load(str(source), tokenizer.backend, max_pixels=most).largest()
 
 
 def _grammars_for(tokenizer: ModelTokenizer, config: EngineConfig) -> Grammars:

@@ -1,12 +1,8 @@
 """What is set aside for a step is what the largest step takes, and not a multiple of it."""
 
-import weakref
-
 import pytest
 import torch
 import transformers
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from engine.model.attention.reference import ReferenceAttention
 from engine.model.checks.probe import probe
@@ -14,7 +10,7 @@ from engine.model.decoder.decoder import Decoder
 from engine.model.decoder.decoder_weights import read_weights
 from engine.model.decoder.read_config import read_config
 from engine.model.device.kv_pool import KVPool
-from engine.model.device.pool_size import StepSize
+from engine.model.device.pool_size import EncoderMemory, StepSize, memory_for_blocks
 from engine.model.run.model_runner import Limits
 from engine.model.sampling.likelihoods import PromptLikelihoods
 from engine.model.sampling.sampler import Sampler
@@ -30,6 +26,7 @@ from tests.engine.model.builders import (
     make_runner,
     save_model,
 )
+from tests.engine.model.memory import Memory
 from tests.engine.scheduling.test_speculation import cyclic, speculating
 
 HIDDEN = _GROUPED["hidden_size"]
@@ -56,34 +53,6 @@ SHAPES = {
     ),
     "keys of other heads": CONFIGS["deepseek"],
 }
-
-
-class Memory(TorchDispatchMode):
-    """The bytes of all tensors made inside that are alive, and the most there ever were."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.alive = self.most = 0
-        self._sizes: dict[weakref.ref[torch.UntypedStorage], int] = {}
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        given = {tensor.untyped_storage()._cdata for tensor in tensors((args, kwargs))}
-        made = function(*args, **(kwargs or {}))
-        for tensor in tensors(made):
-            storage = tensor.untyped_storage()
-            reference = weakref.ref(storage, self._freed)
-            if storage._cdata not in given and reference not in self._sizes:
-                self._sizes[reference] = storage.nbytes()
-                self.alive += storage.nbytes()
-        self.most = max(self.most, self.alive)
-        return made
-
-    def _freed(self, reference: weakref.ref) -> None:
-        self.alive -= self._sizes.pop(reference)
-
-
-def tensors(tree) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def size_of(**sizes) -> StepSize:
@@ -263,3 +232,13 @@ def test_memory_is_set_aside_for_what_adapters_add(model_folder, tmp_path, monke
     width = (4 + 2 * 2) * 16
     one = 4 * 64 * (3 * width + 4 * 40)
     assert lost == pytest.approx(0.4 * one, rel=0.1)
+
+
+def test_a_pool_leaves_room_for_the_larger_of_a_step_and_a_picture_and_for_what_is_kept():
+    step = size_of(num_tokens=1)
+    assert step.nbytes == 10 * HIDDEN * 4
+    free = 100 * step.nbytes
+    assert memory_for_blocks(free, step, share=0.5) == 99 * step.nbytes // 2
+    for encoding, left in ((step.nbytes // 2, 98), (3 * step.nbytes, 96)):
+        encoder = EncoderMemory(encoding, kept_bytes=step.nbytes)
+        assert memory_for_blocks(free, step, share=0.5, encoder=encoder) == left * step.nbytes // 2

@@ -4,6 +4,7 @@ import functools
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,15 +12,20 @@ import torch
 from safetensors.torch import save_file
 
 from engine.errors import ModelRefused
+from engine.model.device.pool_size import NO_ENCODER, EncoderMemory
+from engine.model.load import load_runner
+from engine.model.load.encoder_memory import encoder_memory
 from engine.model.wide import fingerprint, picture_reader
 from engine.model.wide.loader import load_model
 from engine.model.wide.picture_reader import PictureReader
 from tests.engine.model.builders import ROOT, engine_over, generate, make_runner, save_model
+from tests.engine.model.memory import Memory
 from tests.engine.model.wide.pictured import (
     FAMILIES,
     PROMPTS,
     Stage,
     config_of,
+    noise,
     runner_of,
     whole_class,
 )
@@ -128,6 +134,62 @@ def test_each_layer_of_an_encoder_is_told_as_it_ends(name, stage_of):
     assert heads.count(0) >= num_layers and heads.count(1) >= num_layers
 
 
+@pytest.mark.parametrize("name", ["smolvlm", "qwen2_5_vl"])
+def test_a_gpu_keeps_the_memory_free_that_the_largest_picture_was_seen_to_take(name, stage_of):
+    """On a CPU the same function measures tensors that are alive."""
+    stage, cuda, sources = stage_of(name), torch.device("cuda"), []
+
+    def seen(picture, device=cuda):
+        def largest(source):
+            sources.append(source)
+            return stage.family.pixels(picture, 1)
+
+        model = stage.runner.model
+        return encoder_memory(model, device, Path("model"), largest, measure=most_bytes_of)
+
+    # Of one tile or 12 patches, and of three or 16.
+    small, large = seen("c"), seen("b")
+    pixels = sum(values.nbytes for values in stage.family.pixels("c", 1).values())
+    assert small.kept_bytes == large.kept_bytes == stage.runner.model.picture_reader.max_kept_bytes
+    assert large.encoding_bytes > small.encoding_bytes > pixels // 4
+    assert sources == [Path("model")] * 2
+    assert seen("a", torch.device("cpu")) == NO_ENCODER and len(sources) == 2
+
+
+def most_bytes_of(run, _):
+    with Memory() as memory:
+        run()
+    return memory.most
+
+
+def test_a_pool_gets_what_the_largest_picture_leaves(stage_of, monkeypatch):
+    folder, given = stage_of("smolvlm").runner.config_facts.tokenizer_source, []
+
+    def needs_all(*arguments):
+        given.append(arguments)
+        return EncoderMemory(1 << 60, 0)
+
+    monkeypatch.setattr(load_runner, "encoder_memory", needs_all)
+    with pytest.raises(ModelRefused, match="bytes are left for the KV cache"):
+        runner_of(folder, num_blocks=None, largest_picture=noise)
+    ((model, device, source, largest),) = given
+    assert model.picture_reader is not None and largest is noise
+    assert (device.type, source) == ("cpu", folder)
+
+
+def test_an_encoder_without_memory_for_one_picture_is_refused_by_its_setting(stage_of):
+    stage = stage_of("smolvlm")
+
+    def measure(run, _):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+
+    with pytest.raises(ModelRefused, match="largest picture: set or lower max_picture_pixels"):
+        encoder_memory(
+            stage.runner.model, torch.device("cuda"), Path("model"),
+            lambda _: stage.family.pixels("a", 1), measure=measure,
+        )  # fmt: skip
+
+
 def test_a_cached_prefix_is_that_of_the_same_picture(stage_of):
     stage = stage_of("smolvlm")
     first, same, other = (
@@ -151,9 +213,9 @@ def test_a_picture_is_encoded_once_and_what_is_kept_is_bounded(stage_of, monkeyp
     encoded = []
     encode = PictureReader._encode
 
-    def counting(self, picture):
-        encoded.append(picture.digest)
-        return encode(self, picture)
+    def counting(self, pixels):
+        encoded.append(id(pixels))
+        return encode(self, pixels)
 
     monkeypatch.setattr(PictureReader, "_encode", counting)
     model = stage.runner.model

@@ -139,6 +139,24 @@ def test_a_picture_has_no_more_tiles_than_the_limit_and_one_that_shows_it_whole(
     assert counts[0] == side**2 + (side > 1)
 
 
+@pytest.mark.parametrize("most", [None, 6_000, 50_000])
+@pytest.mark.parametrize("name", MODELS)
+def test_no_picture_makes_more_pixels_than_the_largest(name, most, folder_of):
+    folder = folder_of(name)
+    processor = PictureProcessor.load(str(folder), tokenizer(), max_pixels=most)
+    largest = nbytes_of(processor.largest())
+    prompt, seen = prompt_of(folder, chat_of(PICTURE)), []
+    for given in decoded((100, 100), (120, 200), (300, 90), (1, 1), (28, 5600)):
+        (made,) = processor.expand(prompt, [given], most=2048).pictures
+        seen.append(nbytes_of(made.pixels))
+    # None is much smaller than the largest that was seen, either.
+    assert max(seen) <= largest <= 1.3 * max(seen)
+
+
+def nbytes_of(pixels) -> int:
+    return sum(values.nbytes for values in pixels.values())
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_each_picture_has_its_place_and_its_digest(name, folder_of):
     folder, given = folder_of(name), decoded(*SIZES)
