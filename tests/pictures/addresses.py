@@ -18,7 +18,7 @@ from tests.pictures.hostile import Hostile
 from tests.quire.picture_files import png, png_header
 
 #: The time for all pictures of a call, in seconds.
-FETCH_SECONDS = 1.0
+FETCH_SECONDS = 0.5
 #: How long a slow server waits before its next byte, in seconds.
 DRIP_SECONDS = 0.05
 _SITE, _INSIDE = "127.0.0.1", "127.0.0.2"

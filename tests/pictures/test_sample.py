@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
+import pytest
+
 from quire import LocalRedis
 from tests.pictures.run import MOST_SECONDS, score_of
 
 
+@pytest.mark.timeout(300)
 def test_pictures_get_the_tokens_of_transformers_and_hostile_ones_are_refused() -> None:
     with LocalRedis.start() as redis:
         score = score_of("smolvlm", 3, redis_url=redis.url)
