@@ -107,7 +107,8 @@ env-vllm: $(VLLM_VENV)/installed ## create the environment of the second engine,
 
 test-vllm: $(VLLM_VENV)/installed ## the native engine against vLLM: same tokens, each continues the other
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=1 VLLM_LOGGING_LEVEL=WARNING \
-		$(VLLM_VENV)/bin/python -m pytest $(ARGS) tests/engine/vllm tests/service/worker/vllm
+		$(VLLM_VENV)/bin/python -m pytest $(ARGS) tests/engine/vllm tests/service/worker/vllm \
+		tests/golden_models/test_vllm_hybrids.py
 	@# Again with vLLM's second runner. The last file loads a model that is collected, and its state with it.
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=1 VLLM_LOGGING_LEVEL=WARNING VLLM_USE_V2_MODEL_RUNNER=1 \
 		$(VLLM_VENV)/bin/python -m pytest $(ARGS) tests/service/worker/vllm/test_both_engines.py \

@@ -12,6 +12,7 @@ from engine.config import NUM_SEQS
 from engine.errors import ModelRefused
 from engine.vllm.adapters import CheckedAdapters, check_adapters
 from engine.vllm.arguments import engine_args
+from engine.vllm.recurrent import caches_prefixes, refuse_if_wrong
 
 #: What vLLM reads from the environment, and what the engine needs: the scheduler in this process,
 #: and ranks that do not inherit the state of this process.
@@ -73,7 +74,7 @@ def configure(
     if adapters and arguments.nnodes > 1:
         raise ModelRefused("adapters: engine vllm serves them on one machine only")
     with refusing(path):
-        config = _for_its_runner(arguments)
+        config = _for_its_runner(arguments, is_cpu=is_cpu)
         eos = eos_token_ids_in(_sources_of_eos(folder, config.model_config))
         config.additional_config[EOS_KEY] = sorted(eos)
     return Configured(
@@ -94,7 +95,7 @@ def refusing(path: str) -> Iterator[None]:
         raise ModelRefused(f"vLLM cannot serve {path}: {_first_line(error)}") from error
 
 
-def _for_its_runner(arguments: Any) -> Any:
+def _for_its_runner(arguments: Any, *, is_cpu: bool) -> Any:
     """VLLM's config, with the sampler and the scheduler for the runner that vLLM chooses.
 
     The first runner waits for the tokens of each step: with a logits processor it would do so in
@@ -103,6 +104,10 @@ def _for_its_runner(arguments: Any) -> Any:
     from engine.vllm.library import LinkedAsyncScheduler, LinkedScheduler
 
     config = arguments.create_engine_config()
+    refuse_if_wrong(config.model_config, is_cpu=is_cpu)
+    if arguments.enable_prefix_caching and not caches_prefixes(config.model_config, is_cpu=is_cpu):
+        arguments = replace(arguments, enable_prefix_caching=False)
+        config = arguments.create_engine_config()
     if getattr(config, "use_v2_model_runner", False):
         from engine.vllm.slots import SlotSampler
 
@@ -179,5 +184,8 @@ def _sources_of_eos(folder: Path, model: Any) -> list[Any]:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
+    """What an error says first; pydantic says first how many errors there are."""
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    if len(lines) > 1 and "validation error" in lines[0]:
+        return lines[1]
     return lines[0] if lines else type(error).__name__

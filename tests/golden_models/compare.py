@@ -83,7 +83,7 @@ def _compared(kind: str, folder: Path, change: Callable[[ModelRunner], None]) ->
             return "not made", _first_line(error)
         runner = make_runner(folder)
         try:
-            expected = _expected(folder, runner.config_facts.vocab_size)
+            expected = expected_tokens(folder, runner.config_facts.vocab_size)
         except NearTie:
             continue
         except Exception as error:  # noqa: BLE001
@@ -156,7 +156,7 @@ class NearTie(Exception):
     """Two tokens are nearly as likely, so that rounding decides; or the outputs do not differ."""
 
 
-def _expected(folder: Path, vocab_size: int) -> dict[str, tuple[list[int], list[int]]]:
+def expected_tokens(folder: Path, vocab_size: int) -> dict[str, tuple[list[int], list[int]]]:
     """A few prompts, each with its greedy continuation."""
     oracle = Oracle(folder)
     found = {}

@@ -189,13 +189,13 @@ def class_name(kind: str) -> str:
     return found if isinstance(found, str) else found[0]
 
 
-def small_config(kind: str) -> PreTrainedConfig:
-    """A small configuration of this type.
+def small_config(kind: str, added: Mapping[str, Any] | None = None) -> PreTrainedConfig:
+    """A small configuration of this type, with other values for the fields in `added`.
 
     Raises:
         Exception: any that the configuration's class raises for values that do not fit together.
     """
-    return _small(CONFIG_MAPPING[kind], {})
+    return _small(CONFIG_MAPPING[kind], added or {})
 
 
 def _small(config_class: type[PreTrainedConfig], added: Mapping[str, Any]) -> PreTrainedConfig:

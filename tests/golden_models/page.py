@@ -10,7 +10,7 @@ from pathlib import Path
 import transformers
 
 from tests.golden_models.compare import Found
-from tests.golden_models.vllm_registry import listed
+from tests.golden_models.vllm_registry import hybrids, listed
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "golden-models.json"
@@ -59,9 +59,17 @@ A small model has the options that the configuration of its type has by default.
 other options may be refused: each one is [checked](checkpoints.md) when it is loaded. Types of
 multimodal checkpoints that transformers does not count as causal models are on that page, too.
 
-The column vLLM says which classes the registry of vLLM {vllm} lists, for
-[`--engine vllm`](engines.md#vllm-as-the-second-engine). They were not compared here. The
-[record](../../benchmarks/results/vllm-models.json) is made by `tests.golden_models.vllm_registry`.
+The column vLLM says what is known of [`--engine vllm`](engines.md#vllm-as-the-second-engine):
+
+- `listed`: the registry of vLLM {vllm} lists the class. It was not compared.
+- `compared`: a hybrid, a model with a recurrent state. On a CPU in float32, vLLM's greedy tokens
+  are those of transformers: alone, in a batch that divides prompts, and resumed.
+- `differs`: a hybrid with other tokens. On a CPU a worker refuses it by name.
+- `fails`: a hybrid that vLLM lists and cannot compute in float32 on a CPU, so it was not compared.
+  There a worker refuses it at its start.
+
+Nothing was compared on a GPU. The [record](../../benchmarks/results/vllm-models.json) has the
+reasons. `tests.golden_models.vllm_registry` and `tests.golden_models.vllm_hybrids` make it.
 
 | state | meaning | types |
 |---|---|---|
@@ -87,16 +95,26 @@ def shown_state(found: Found, in_vllm: Set[str]) -> str:
     return VLLM if is_other else found.state
 
 
-def render(version: str, results: Sequence[Found], in_vllm: tuple[str, Set[str]]) -> str:
-    """The page; `in_vllm` are a version of vLLM and the classes that it lists."""
+def render(
+    version: str,
+    results: Sequence[Found],
+    in_vllm: tuple[str, Set[str]],
+    compared: Sequence[Found] = (),
+) -> str:
+    """The page; `in_vllm` are a version of vLLM and the classes that it lists.
+
+    `compared` are results of `vllm_hybrids`.
+    """
     vllm, classes = in_vllm
+    in_column = {found.kind: found.state for found in compared}
     states = [shown_state(found, classes) for found in results]
     number_of = Counter(states)
     served, others = [], []
     for found, state in zip(results, states, strict=True):
         row = f"| `{found.kind}` | `{found.model_class}` | {state} |"
         if found.state in ("fast", "wide"):
-            served.append(f"{row} {'listed' if found.model_class in classes else '-'} |")
+            other = "listed" if found.model_class in classes else "-"
+            served.append(f"{row} {in_column.get(found.kind, other)} |")
         else:
             others.append(f"{row} {_cell(found.reason)} |")
     counts = [
@@ -117,4 +135,4 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(render(*read_json(), listed()))
+    PAGE.write_text(render(*read_json(), listed(), hybrids()))

