@@ -20,7 +20,7 @@ from benchmarks.bench_gpu.shapes import BLOCK_SIZE, BenchedModel
 from benchmarks.common.floor import Limits, Work
 from engine.batch import Batch, BatchRow
 from engine.model.attention.reference import ReferenceAttention
-from engine.model.checks.probe import TOLERANCES
+from engine.model.checks.own_attention import TOLERANCES
 from engine.model.load.fast_path import WORST_TOLERANCES
 from engine.model.run.model_runner import ModelRunner
 from engine.model.step import HostStep, compute_logits, lay_out

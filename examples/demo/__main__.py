@@ -30,8 +30,8 @@ from quire import BrokerUnavailable, LocalRedis
 from quire.cli.sources import without_password
 from quire.transport.local_redis import URL_VARIABLE
 
-#: The model that is fetched if it is named.
-FETCHED = "smollm2"
+#: The model that is fetched if it is named, and the type in which it is fastest on a CPU.
+FETCHED, FETCHED_DTYPE = "smollm2", "bfloat16"
 
 
 def main() -> int:
@@ -48,7 +48,9 @@ def main() -> int:
     )
     model = parser.parse_args().model
     try:
-        return demonstrate(str(fetch(MODELS[FETCHED])) if model == FETCHED else model)
+        if model == FETCHED:
+            return demonstrate(str(fetch(MODELS[FETCHED])), dtype=FETCHED_DTYPE)
+        return demonstrate(model)
     except (ValueError, subprocess.CalledProcessError) as error:
         print(f"{model} cannot be fetched: {error}", file=sys.stderr)
         return 1
@@ -57,10 +59,10 @@ def main() -> int:
         return 130
 
 
-def demonstrate(model: str | None) -> int:
+def demonstrate(model: str | None, *, dtype: str = "auto") -> int:
     """Run it and judge it; returns the exit code."""
     scene = sums if model is None else chats
-    flags = () if model is None else ("--model", model)
+    flags = () if model is None else ("--model", model, "--dtype", dtype)
     if url := os.environ.get(URL_VARIABLE):
         print(
             f"Redis: {without_password(url)}, the server that {URL_VARIABLE} names. The queue of "

@@ -10,7 +10,7 @@ import torch
 from engine.batch import BlockCopy
 from engine.errors import ModelRefused
 from engine.model.attention.reference import ReferenceAttention
-from engine.model.checks.probe import TOLERANCES
+from engine.model.checks.own_attention import TOLERANCES
 from engine.model.device.copy_lane import CudaLane
 from engine.model.device.kv_pool import KVPool, LayerShape
 from engine.model.load.fast_path import WORST_TOLERANCES

@@ -4,15 +4,13 @@ Knows no architecture by name. One forward pass over a few tokens shows which mo
 keys and values they store per token, and which tokens they see: the mask function of each layer is
 evaluated for positions up to the model's limit, so a window is found without a prompt of that
 length. Mixers with a recurrent state are found by the names of their classes. A second check
-compares the serving path (two packed prompts in two steps) with the model's own attention on each
+compares the wide path (two packed prompts in two steps) with the model's own attention on each
 prompt alone. It detects everything else that passes from token to token, such as another recurrent
 state, or positions that ignore `position_ids`.
 """
 
 import inspect
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,13 +19,21 @@ from transformers import DynamicCache, PreTrainedModel
 
 from engine.errors import ModelRefused
 from engine.model.attention.dense import additive, attend, visible
+from engine.model.checks.own_attention import (
+    PROBE_BLOCK_SIZE,
+    TOLERANCES,
+    attention_named,
+    check_against_own_attention,
+    computing,
+    num_embeddings,
+    probe_prompts,
+    relative_errors,
+)
 from engine.model.checks.rehearsal import reference_rehearsal
-from engine.model.device.device_errors import cause_of, is_device_failure
 from engine.model.device.kv_pool import LayerShape
 from engine.model.wide.mixers import mixers_in
 from engine.model.wide.stored_layers import shapes_only
 from engine.model.wide.transformers_model import (
-    ATTENTION_NAME,
     PROBE_NAME,
     SINKS_OPTION,
     AttentionLayer,
@@ -35,14 +41,6 @@ from engine.model.wide.transformers_model import (
     attention_handler,
     scaling_of,
 )
-
-#: Lengths of the two probe prompts; the first step computes up to FIRST_STEP_TOKENS of each, fewer
-#: than half of all: rotary positions that count the tokens of a step are wrong in later steps only,
-#: and the median must notice it.
-PROBE_LENGTHS = (7, 5)
-FIRST_STEP_TOKENS = 2
-#: Block size of the probe's pool: small, so that a prompt spans several blocks.
-PROBE_BLOCK_SIZE = 2
 
 #: Mask functions are evaluated for all keys up to this position at most.
 MAX_PROBED_POSITION = 1 << 20
@@ -68,13 +66,6 @@ HARMLESS_OPTIONS = frozenset(
     }
 )
 
-#: Largest accepted median error of a token's logits, relative to their norm. A dropped feature
-#: changes them by tens of per cent. The median tolerates a router that decides a near-tie
-#: differently in low precision.
-TOLERANCES = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
-
-logger = logging.getLogger(__name__)
-
 
 def probe(
     model: PreTrainedModel, *, max_model_len: int, compares: bool = True
@@ -99,9 +90,9 @@ def probe(
             "be computed together"
         )
     recorder = _Recorder(max_model_len)
-    tokens = _prompts(model)[0][None]
-    probing = _attention(model, PROBE_NAME), attention_handler(recorder), shapes_only()
-    with _computing(model), probing[0], probing[1], probing[2]:
+    tokens = probe_prompts(model)[0][None]
+    probing = attention_named(model, PROBE_NAME), attention_handler(recorder), shapes_only()
+    with computing(model), probing[0], probing[1], probing[2]:
         logits = model(
             input_ids=tokens,
             position_ids=torch.arange(tokens.shape[1], device=model.device)[None],
@@ -114,7 +105,7 @@ def probe(
     served = TransformersModel(
         model,
         recorder.layers,
-        vocab_size=min(logits.shape[-1], _num_embeddings(model)),
+        vocab_size=min(logits.shape[-1], num_embeddings(model)),
         selects_logits="logits_to_keep" in parameters,
     )
     if compares:
@@ -129,7 +120,7 @@ def check_adapter(served: TransformersModel, adapter: str) -> None:
         ModelRefused: an adapted layer does not get each token exactly once, in order.
     """
     model = served.model
-    prompts = [prompt.tolist() for prompt in _prompts(model)]
+    prompts = [prompt.tolist() for prompt in probe_prompts(model)]
     rehearsal = reference_rehearsal(
         dtype=model.dtype, device=model.device, block_size=PROBE_BLOCK_SIZE
     )
@@ -144,15 +135,6 @@ def check_adapter(served: TransformersModel, adapter: str) -> None:
                 f"{type(model).__name__} cannot be served with adapters: a prompt has other logits "
                 f"beside another prompt than alone (off by {error:.1%})"
             )
-
-
-def relative_errors(distances: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Each token's distance from the `expected` logits, relative to their norm, [tokens].
-
-    Expected logits may be all zero, as for a lone padding token, whose embedding is zero. Then
-    zeros have an error of 0, and anything else has an infinite error.
-    """
-    return torch.where(distances == 0, 0.0, distances / expected.norm(dim=-1))
 
 
 class _Recorder:
@@ -290,7 +272,7 @@ def _check_cached_windows(
     model: PreTrainedModel, layers: Sequence[AttentionLayer], max_model_len: int
 ) -> None:
     """Refuse a model whose cache drops keys that its mask shows: its tokens depend on the cache."""
-    with _computing(model):
+    with computing(model):
         kept = DynamicCache(config=model.config).layers
     for layer, cached in zip(layers, kept, strict=False):
         window = getattr(cached, "sliding_window", None)
@@ -302,99 +284,3 @@ def _check_cached_windows(
                 f"transformers keeps only the last {window} (sliding_window in config.json); set "
                 f"max_position_embeddings to at most {window} to serve it"
             )
-
-
-def check_against_own_attention(served: TransformersModel) -> None:
-    """Compare the serving path with the model's eager attention on each prompt alone.
-
-    Raises:
-        ModelRefused: they differ.
-    """
-    name, tolerance = type(served.model).__name__, TOLERANCES[served.model.dtype]
-    error = _error_against_own_attention(served)
-    if served.kernels is not None and not error <= tolerance:  # Torch takes their place.
-        logger.warning("%s is not used: logits are off by %.1e", served.kernels.name, error)
-        served.kernels = None
-        error = _error_against_own_attention(served)
-    if not error <= tolerance:
-        raise ModelRefused(
-            f"{name} has other logits with paged attention than with its own attention (off by "
-            f"{error:.1%}): it has a feature that this engine does not compute"
-        )
-
-
-def _error_against_own_attention(served: TransformersModel) -> float:
-    """The relative error of the median token."""
-    model = served.model
-    prompts = _prompts(model)
-    expected = []
-    with _computing(model), _attention(model, "eager"):
-        for prompt in prompts:
-            positions = torch.arange(len(prompt), device=model.device)[None]
-            output = model(
-                input_ids=prompt[None], position_ids=positions, use_cache=False, return_dict=True
-            )
-            expected.append(output.logits[0, :, : served.vocab_size])
-    rehearsal = reference_rehearsal(
-        dtype=model.dtype, device=model.device, block_size=PROBE_BLOCK_SIZE
-    )
-    first = [min(FIRST_STEP_TOKENS, len(prompt)) for prompt in prompts]
-    rest = [len(prompt) - start for prompt, start in zip(prompts, first, strict=True)]
-    steps = [step for step in (first, rest) if any(step)]
-    found = rehearsal.logits(served, [prompt.tolist() for prompt in prompts], steps)
-    wanted = torch.cat(expected).float()
-    distances = (torch.cat(found).float() - wanted).norm(dim=-1)
-    return float(relative_errors(distances, wanted).median())
-
-
-def _prompts(model: PreTrainedModel) -> list[torch.Tensor]:
-    """Two prompts of ids spread over the vocabulary."""
-    vocab_size = _num_embeddings(model)
-    config = model.config.get_text_config()
-    limit = int(getattr(config, "max_position_embeddings", max(PROBE_LENGTHS)))
-    return [
-        (torch.arange(min(length, limit), device=model.device) * 7919 + length) % vocab_size
-        for length in PROBE_LENGTHS
-    ]
-
-
-def _num_embeddings(model: PreTrainedModel) -> int:
-    """The number of token ids for which the model has embeddings."""
-    weight = model.get_input_embeddings().weight
-    assert isinstance(weight, torch.Tensor)
-    return len(weight)
-
-
-@contextmanager
-def _computing(model: PreTrainedModel) -> Iterator[None]:
-    """Computes without gradients; what the model cannot compute is a reason to refuse it."""
-    try:
-        with torch.inference_mode():
-            yield
-    except ModelRefused:
-        raise
-    except Exception as error:
-        if is_device_failure(error):
-            raise
-        # There may be no kernel for this type and these sizes, or not enough memory; or the fields
-        # of the config contradict each other.
-        raise ModelRefused(
-            f"{type(model).__name__} cannot be computed in {model.dtype} on {model.device}: "
-            f"{cause_of(error)}"
-        ) from error
-
-
-@contextmanager
-def _attention(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Use another attention function of the model inside the context."""
-    _set_attention(model, name)
-    try:
-        yield
-    finally:
-        _set_attention(model, ATTENTION_NAME)
-
-
-def _set_attention(model: PreTrainedModel, name: str) -> None:
-    """Set the attention function of the text; a multimodal model has no other module (any more)."""
-    has_text = "text_config" in model.config.sub_configs
-    model.set_attn_implementation({"": name, "text_config": name} if has_text else name)

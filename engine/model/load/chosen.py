@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ from engine.model.attention.quantized import over_cache
 from engine.model.attention.self_check import AttentionCheckFailed
 from engine.model.attention.split import SplitAttention
 from engine.model.causal_model import CausalModel
+from engine.model.checks import own_attention
 from engine.model.checks import probe as probing
 from engine.model.checks.determinism import NotInvariant, invariant_multiple
 from engine.model.checks.rehearsal import Rehearsal
 from engine.model.decoder.native_decoder import NativeDecoder
 from engine.model.device.kv_pool import LayerShape
+from engine.model.device.one_thread import one_thread
 from engine.model.device.quantized_kv import QUANTIZED, SCALE_BYTES
 from engine.model.device.weight_files import WeightFiles
 from engine.model.load.fast_path import ModelPath, choose_model
@@ -30,6 +33,10 @@ from engine.model.run.model_runner import Limits
 from engine.model.wide.loader import LoadedModel
 from engine.model.wide.picture_reader import PictureReader
 from engine.model.wide.transformers_model import TransformersModel
+
+#: A model of at most so many parameters is checked with one thread: the others would help less than
+#: waiting for them costs on a busy machine.
+ONE_THREAD_ELEMENTS = 1 << 28
 
 logger = logging.getLogger(__name__)
 
@@ -84,26 +91,31 @@ def choose(
     """Choose what is fastest on this machine; ModelRefused if a requested option does not work."""
     device = loaded.model.device
     checks = PassedChecks.of(loaded, adapters, block_size, kv_cache_dtype) if remembers else NOTHING
-    served, added, cache_dtype = _probed(loaded, adapters, kv_cache_dtype, checks)
-    backend, decode = _attention(
-        attention_backend,
-        served.attention_needs,
-        loaded,
-        block_size=block_size,
-        cache_dtype=cache_dtype,
-        deterministic=deterministic,
-    )
-    model = _model(
-        served,
-        loaded,
-        checks,
-        adapters=added,
-        model_path=model_path,
-        block_size=block_size,
-        cache_dtype=cache_dtype,
-        compiled=attention_backend == "auto",
-        weight_files=weight_files,
-    )
+    # The wide path is checked first if it will be used, to serve or to check the fast path with.
+    uses_wide = model_path == "wide" or loaded.reads_pictures or bool(adapters)
+    compares = checks.form is None and (uses_wide or kv_cache_dtype != "auto")
+    with _threads_of(loaded):
+        served, added, cache_dtype = _probed(loaded, adapters, kv_cache_dtype, compares=compares)
+        backend, decode = _attention(
+            attention_backend,
+            served.attention_needs,
+            loaded,
+            block_size=block_size,
+            cache_dtype=cache_dtype,
+            deterministic=deterministic,
+        )
+        model = _model(
+            served,
+            loaded,
+            checks,
+            has_compared=compares,
+            adapters=added,
+            model_path=model_path,
+            block_size=block_size,
+            cache_dtype=cache_dtype,
+            compiled=attention_backend == "auto",
+            weight_files=weight_files,
+        )
     multiple = 1
     if deterministic:
         trial = Rehearsal(dtype=cache_dtype, device=device, block_size=block_size, backend=backend)
@@ -129,19 +141,34 @@ def choose(
     )
 
 
+def _threads_of(loaded: LoadedModel) -> AbstractContextManager[None]:
+    """The threads of checks: one if operations are short, as those on slices of stored weights."""
+    num_elements = sum(parameter.numel() for parameter in loaded.model.parameters())
+    is_short = bool(loaded.stored) or num_elements <= ONE_THREAD_ELEMENTS
+    return one_thread() if is_short else nullcontext()
+
+
 def _model(
-    served: TransformersModel, loaded: LoadedModel, checks: PassedChecks, **options: Any
+    served: TransformersModel,
+    loaded: LoadedModel,
+    checks: PassedChecks,
+    *,
+    has_compared: bool,
+    **options: Any,
 ) -> CausalModel:
-    """The model that serves. A form that has passed its checks before is not checked again."""
+    """The model that serves. A form that has passed its checks before is not checked again.
+
+    `has_compared`: the wide path has been compared with the model's own attention.
+    """
     model = choose_model(served, stored=loaded.stored, passed=checks.form, **options)
     if loaded.quantization and not (isinstance(model, NativeDecoder) and model.is_quantized):
         raise ModelRefused(
             f"quantization {loaded.quantization} is computed by the compiled form of the fast path "
             f"only, and {model.name} would serve this model here: leave it unset"
         )
-    if checks.form not in (None, model.name):
-        probing.check_against_own_attention(served)
-    elif isinstance(model, NativeDecoder):
+    if not has_compared and (model is served or checks.form not in (None, model.name)):
+        own_attention.check_against_own_attention(served)
+    if isinstance(model, NativeDecoder):
         checks.remember(model.name)
     return model
 
@@ -204,12 +231,11 @@ def _probed(
     loaded: LoadedModel,
     adapters: Mapping[str, Path],
     kv_cache_dtype: KVCacheDtype,
-    checks: PassedChecks,
+    *,
+    compares: bool,
 ) -> tuple[TransformersModel, Sequence[Adapter], torch.dtype]:
     """The model on the wide path with its reader of pictures, its adapters, its cache's type."""
-    served = probing.probe(
-        loaded.model, max_model_len=loaded.max_model_len, compares=checks.form is None
-    )
+    served = probing.probe(loaded.model, max_model_len=loaded.max_model_len, compares=compares)
     if loaded.reads_pictures:
         served.picture_reader = PictureReader(loaded.model)
     cache_dtype = _cache_dtype(kv_cache_dtype, loaded, served.layer_shapes)

@@ -1,8 +1,9 @@
 """Chooses the path of a model: the common decoder if it can compute it, otherwise transformers.
 
-Knows no arithmetic. The fast path has several forms. A form is used only if its logits agree with
-the wide path's on this machine, for packed prompts in several steps; a matching config alone is
-not enough.
+Knows no arithmetic. The fast path has several forms. A form is used only if its logits for packed
+prompts in several steps agree, on this machine, with those of transformers for each prompt as a
+whole; a matching config alone is not enough. With adapters or a quantized cache, which transformers
+does not compute, it is compared with the wide path.
 """
 
 import logging
@@ -16,7 +17,7 @@ import torch
 from engine.errors import ModelRefused
 from engine.model.adapters import Adapter
 from engine.model.causal_model import CausalModel, state_shapes_of
-from engine.model.checks.probe import TOLERANCES, relative_errors
+from engine.model.checks.own_attention import TOLERANCES, own_logits, relative_errors
 from engine.model.checks.rehearsal import prompt_of, reference_rehearsal
 from engine.model.decoder.decoder import Decoder
 from engine.model.decoder.decoder_adapters import DecoderAdapter, map_adapter
@@ -165,6 +166,9 @@ def check_against(
 ) -> None:
     """Compare the logits of every token of `CHECKED_STEPS`, without and with each adapter.
 
+    Without adapters, the expected logits are those of the model's own attention, else those of the
+    wide path.
+
     The tokens of a model with experts first use all of them, which no rounding can change, then
     those that the routers choose. A quantized cache is compared after the model's own.
 
@@ -181,7 +185,7 @@ def check_against(
         if cache_dtype == QUANTIZED:
             _check_quantized(served, model, block_size)
     if served.has_experts:
-        _, errors = _compare(served, model, block_size, ())
+        _, errors = _compare(served, model, block_size, (), is_own=not adapters)
         error = float(errors.median())
         if not error <= ROUTED_TOLERANCES[served.model.dtype]:
             raise WrongLogits(f"the experts that {model.name} chooses change it by {error:.1e}")
@@ -214,7 +218,7 @@ def every_expert(served: TransformersModel, model: CausalModel) -> Iterator[None
 def _check_closely(
     served: TransformersModel, model: CausalModel, block_size: int, adapters: Sequence[str]
 ) -> None:
-    plain, noise = _compare_closely(served, model, block_size, ())
+    plain, noise = _compare_closely(served, model, block_size, (), is_own=not adapters)
     at_once = len(CHECKED_LENGTHS)
     for first in range(0, len(adapters), at_once):
         names = adapters[first : first + at_once]
@@ -239,14 +243,19 @@ def _check_quantized(served: TransformersModel, model: CausalModel, block_size: 
 
 
 def _compare_closely(
-    served: TransformersModel, model: CausalModel, block_size: int, adapters: Sequence[str]
+    served: TransformersModel,
+    model: CausalModel,
+    block_size: int,
+    adapters: Sequence[str],
+    *,
+    is_own: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The expected logits [tokens, vocabulary], and each token's distance from them [tokens].
 
     Raises:
         WrongLogits: as `check_against`.
     """
-    expected, errors = _compare(served, model, block_size, adapters)
+    expected, errors = _compare(served, model, block_size, adapters, is_own=is_own)
     error, worst, dtype = float(errors.median()), float(errors.max()), served.model.dtype
     if not (error <= TOLERANCES[dtype] and worst <= WORST_TOLERANCES[dtype]):
         raise WrongLogits(
@@ -263,13 +272,19 @@ def _compare(
     adapters: Sequence[str],
     *,
     cache_dtype: torch.dtype | None = None,
+    is_own: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The expected logits [tokens, vocabulary], and the relative error of each token [tokens]."""
+    """The expected logits [tokens, vocabulary], and the relative error of each token [tokens].
+
+    Expected are those of the model's own attention, with `is_own`, or else of the wide path.
+    """
     dtype = cache_dtype or served.model.dtype
     prompts = [prompt_of(length, served.vocab_size) for length in CHECKED_LENGTHS]
     rehearsal = reference_rehearsal(dtype=dtype, device=served.model.device, block_size=block_size)
-    expected, found = (
-        torch.cat(rehearsal.logits(one, prompts, CHECKED_STEPS, adapters=adapters or (None,)))
-        for one in (served, model)
-    )
-    return expected, relative_errors((found - expected).norm(dim=-1), expected)
+
+    def in_steps(one: CausalModel) -> torch.Tensor:
+        names = adapters or (None,)
+        return torch.cat(rehearsal.logits(one, prompts, CHECKED_STEPS, adapters=names))
+
+    expected = torch.cat(own_logits(served, prompts)).float() if is_own else in_steps(served)
+    return expected, relative_errors((in_steps(model) - expected).norm(dim=-1), expected)

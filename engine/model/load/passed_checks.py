@@ -1,7 +1,7 @@
-"""Remembers which form of a model has agreed with the wide path on this machine.
+"""Remembers which form of a model has passed its check on this machine.
 
 The check at load computes with the same numbers every time. So it is left out if it has been passed
-by the same form, built from the same sources by the same compiler, of a file with the same bytes,
+by the same form, built from the same sources by the same compiler, of files with the same bytes,
 with the same code of this package, libraries and type of processor. Any other of these is another
 key. Knows no arithmetic.
 """
@@ -11,9 +11,11 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import torch
 
 import engine
 from engine.model.kernels.build import (
@@ -47,13 +49,15 @@ class PassedChecks:
 
         It is not remembered for a model that cannot be known to be the same one at the next start.
         """
-        # The fingerprint of a folder covers samples of its weights only.
-        if adapters or not is_gguf_name(loaded.source) or loaded.model.device.type != "cpu":
+        is_file = is_gguf_name(loaded.source)
+        # To hash a folder whose weights are not quantized may take longer than to check it.
+        if adapters or not (is_file or loaded.stored) or loaded.model.device.type != "cpu":
             return NOTHING
         try:
             kernels, folder = library_path(best_variant()).name, cache_folder()
             facts = (loaded.fingerprint, *map(str, settings), kernels, _processor(), _sources())
-            facts += (np.__version__,)
+            # The fingerprint of a folder covers samples of its weights only.
+            facts += (np.__version__, "" if is_file else _content(loaded.source))
         except (KernelsUnavailable, OSError):
             return NOTHING
         key = hashlib.sha256("\n".join(facts).encode()).hexdigest()
@@ -88,6 +92,19 @@ class PassedChecks:
 
 #: Nothing has passed, and nothing is remembered.
 NOTHING = PassedChecks(None)
+
+
+def _content(folder: Path) -> str:
+    """The digests of all files that may have weights, or say what they mean."""
+    files = sorted(file for file in folder.iterdir() if file.suffix in (".safetensors", ".json"))
+
+    def digest(file: Path) -> str:
+        with file.open("rb") as stream:
+            return f"{file.name} {hashlib.file_digest(stream, 'sha256').hexdigest()}"
+
+    # A digest is computed without the lock of the interpreter.
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        return "\n".join(threads.map(digest, files))
 
 
 def _processor() -> str:

@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from engine.errors import ModelRefused
+from engine.model.device.one_thread import one_thread
 from engine.model.kernels.quantized import StoredWeight
 from engine.model.wide.block_fp8 import BlockFP8, block_fp8, cast_plain_weights
 from engine.model.wide.compressed_tensors import METHOD as COMPRESSED_TENSORS
@@ -101,7 +102,8 @@ def read_folder(
         quantized = sorted_tensors(tensors.values(), form)
         refuse_quantized_files(find, quantized.plain, known=form.note_files)
         options["dtype"] = dtype or _dtype_of(config, device)
-        read = read_quantized(quantized, find, options["dtype"])
+        with one_thread():
+            read = read_quantized(quantized, find, options["dtype"])
         if options["model_class"] is AutoModelForCausalLM:
             # It reads a folder; without one, the class must be named.
             options["model_class"] = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]

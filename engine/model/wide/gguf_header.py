@@ -47,6 +47,8 @@ _SCALARS = {
     12: "d",
 }
 _STRING, _ARRAY = 8, 9
+#: Before each text: its bytes.
+_LENGTH = struct.Struct("<Q")
 
 Scalar = int | float | bool | str
 
@@ -214,8 +216,7 @@ def _skip_array(reader: "_Reader", key: str) -> int:
     if kind in _SCALARS:
         reader.skip(length * struct.calcsize(_SCALARS[kind]))
     elif kind == _STRING:
-        for _ in range(length):
-            reader.skip(reader.number("Q"))
+        reader.skip_texts(length)
     else:
         raise reader.damaged(f"the metadata key {key} is an array of the unknown type {kind}")
     return length
@@ -254,6 +255,15 @@ class _Reader:
             )
         self.offset = end
         return begin
+
+    def skip_texts(self, count: int) -> None:
+        """Move past texts. A vocabulary has so many that a call for each would take long."""
+        end = self.offset
+        for _ in range(count):
+            if end + _LENGTH.size > self._end:
+                self.skip(end + _LENGTH.size - self.offset)
+            end += _LENGTH.size + _LENGTH.unpack_from(self._mapped, end)[0]
+        self.skip(end - self.offset)
 
     def scalar(self, form: str) -> int | float | bool:
         begin = self.skip(struct.calcsize(form))

@@ -4,7 +4,6 @@ This is the only module of `service` that imports `engine.model`, and with it to
 inside a function, so that `--help` and the tests of the service need not load torch.
 """
 
-import gc
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -24,6 +23,7 @@ from service.shared.logs import take_over_libraries
 from service.worker.constraints.grammars import Grammars, NoGrammars, load_grammars
 from service.worker.model.adapters import find_adapters
 from service.worker.model.engine_config import engine_config
+from service.worker.model.garbage import importing, keep_out_of_collections
 from service.worker.model.pictures import CPU_PICTURE_PIXELS, PictureProcessor
 from service.worker.model.progress import Loading
 from service.worker.model.text import ModelTokenizer
@@ -131,8 +131,9 @@ def load_model(settings: Settings) -> ServedModel:
 def _load_decoder(settings: Settings, loading: Loading) -> ServedModel:
     """Load the model of `settings` that generates."""
     try:
-        from engine.model.load.load_runner import load_runner
-        from engine.model.load.quantize import load_quantized
+        with importing("engine.model.load.load_runner"):
+            from engine.model.load.load_runner import load_runner
+            from engine.model.load.quantize import load_quantized
     except ModuleNotFoundError as error:
         raise ModelRefused(f"no model can be loaded: the module {error.name} is missing") from error
 
@@ -180,7 +181,7 @@ def _load_decoder(settings: Settings, loading: Loading) -> ServedModel:
         adapters=facts.adapters,
         grammars=_grammars_for(tokenizer, config),
     )
-    _keep_out_of_collections()
+    keep_out_of_collections()
     return served
 
 
@@ -202,7 +203,8 @@ def _task_of(settings: Settings) -> str:
 def _load_pooler(settings: Settings, task: str, loading: Loading) -> ServedModel:
     """Load the model of `settings` for embeddings, or for the scores of its head."""
     try:
-        from engine.model.load.load_pooler import load_classifier, load_embedder
+        with importing("engine.model.load.load_pooler"):
+            from engine.model.load.load_pooler import load_classifier, load_embedder
     except ModuleNotFoundError as error:
         raise ModelRefused(f"no model can be loaded: the module {error.name} is missing") from error
     if settings.quantization is not None:
@@ -253,7 +255,7 @@ def _load_pooler(settings: Settings, task: str, loading: Loading) -> ServedModel
             labels=loaded.labels,
         ),
     )
-    _keep_out_of_collections()
+    keep_out_of_collections()
     return served
 
 
@@ -309,7 +311,7 @@ def served_by_vllm(settings: Settings, facts: "VllmFacts") -> ServedModel:
         adapters=facts.adapters,
         grammars=_grammars_for(tokenizer, config),
     )
-    _keep_out_of_collections()
+    keep_out_of_collections()
     return served
 
 
@@ -350,16 +352,6 @@ def _warn_of_lengths(settings: Settings, config: EngineConfig, *, model_reads: i
             longest_request=config.max_request_tokens,
             max_model_len=config.max_model_len,
         )
-
-
-def _keep_out_of_collections() -> None:
-    """Exclude all objects that exist now from garbage collection.
-
-    Hundreds of thousands of objects, mostly of libraries, are never freed. Traversing them takes
-    longer than many steps, and blocks all threads.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 def _tokenizer_in(source: Path) -> ModelTokenizer:

@@ -100,9 +100,9 @@ class ModelSettings(Section):
     that a worker uses; what has no room is private.
     """
     remember_checks: bool = True
-    """Leave out the comparison of a GGUF file's logits with those of transformers if it has been
-    made before, with the same file, code, libraries and type of processor. If off, each start
-    makes it.
+    """Leave out the comparison of a quantized model's logits with those of transformers if it has
+    been made before, with the same files, code, libraries and type of processor. If off, each
+    start makes it.
     """
     max_model_len: Count | None = None
     """Longest prompt plus output in tokens; unset: the model's."""

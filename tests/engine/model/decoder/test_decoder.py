@@ -11,7 +11,8 @@ import transformers
 from transformers import PreTrainedConfig
 
 from engine.errors import ModelRefused
-from engine.model.checks.probe import probe, relative_errors
+from engine.model.checks.own_attention import relative_errors
+from engine.model.checks.probe import probe
 from engine.model.decoder import families
 from engine.model.decoder.decoder import Decoder
 from engine.model.decoder.decoder_config import NotSupported

@@ -8,8 +8,11 @@ from gguf import GGMLQuantizationType as Type
 
 import engine
 from engine.model.load import chosen, fast_path, passed_checks
-from tests.engine.model.builders import make_runner
+from engine.model.wide import fingerprint
+from tests.engine.model.builders import CONFIGS, make_runner, save_model
 from tests.engine.model.gguf_files import tiny_model, write_gguf
+from tests.engine.model.wide.packed import gptq_packed, save_packed
+from tests.engine.model.wide.test_gptq_and_awq import gptq_note
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +33,7 @@ def checks(tmp_path, monkeypatch):
     folder = tmp_path / "cache"
     folder.mkdir(mode=0o700)
     monkeypatch.setattr(passed_checks, "cache_folder", lambda: folder)
-    watched = ((fast_path, "check_against"), (chosen.probing, "check_against_own_attention"))
+    watched = ((fast_path, "check_against"), (chosen.own_attention, "check_against_own_attention"))
     for module, name in watched:
         plain = getattr(module, name)
 
@@ -48,7 +51,9 @@ def checks(tmp_path, monkeypatch):
     return since
 
 
-ALL = ["check_against", "check_against_own_attention"]
+ALL = ["check_against"]
+#: The wide path is compared only if it serves, or another form was remembered.
+WIDE = [*ALL, "check_against_own_attention"]
 
 
 def test_the_second_start_of_the_same_file_compares_nothing(file, checks):
@@ -59,6 +64,29 @@ def test_the_second_start_of_the_same_file_compares_nothing(file, checks):
     # Another name is the same content.
     make_runner(shutil.copy(file, file.with_name("n.gguf")), remember_checks=True)
     assert checks() == []
+
+
+def test_every_byte_of_a_quantized_folder_counts(checks, tmp_path, monkeypatch):
+    # As in a large file, most bytes are no sample.
+    monkeypatch.setattr(fingerprint, "SAMPLE_BYTES", 1)
+    folder = save_packed(CONFIGS["llama"], tmp_path / "packed", gptq_packed(), gptq_note())
+    make_runner(folder, remember_checks=True)
+    assert checks() == ALL
+    make_runner(folder, remember_checks=True)
+    assert checks() == []
+    weights = folder / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    make_runner(folder, remember_checks=True)
+    assert checks() == ALL
+
+
+def test_a_folder_that_is_not_quantized_is_compared_at_each_start(checks, tmp_path):
+    folder = save_model(CONFIGS["llama"], tmp_path / "plain")
+    for _ in range(2):
+        make_runner(folder, remember_checks=True)
+        assert checks() == ALL
 
 
 def test_it_is_made_at_each_start_unless_it_may_be_remembered(file, checks):
@@ -87,7 +115,7 @@ def test_anything_else_is_compared_again(changed, file, checks, monkeypatch, tmp
         name = {"code": "_sources", "processor": "_processor"}[changed]
         monkeypatch.setattr(passed_checks, name, lambda: "other")
     make_runner(file, remember_checks=True, **options)
-    assert checks() == ALL
+    assert checks() == (WIDE if changed == "form" else ALL)
 
 
 def test_a_form_that_has_not_passed_is_not_remembered(file, checks, monkeypatch, tmp_path):
@@ -97,6 +125,7 @@ def test_a_form_that_has_not_passed_is_not_remembered(file, checks, monkeypatch,
     monkeypatch.setattr(fast_path, "check_against", fail)
     runner = make_runner(file, remember_checks=True)
     assert runner.model.name == "transformers"
+    assert checks() == ["check_against_own_attention"]
     assert not [*(tmp_path / "cache").iterdir()]
 
 
