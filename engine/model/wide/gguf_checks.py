@@ -131,6 +131,7 @@ def _shapes(config: PreTrainedConfig) -> Mapping[str, tuple[int, ...]]:
     queries = config.num_attention_heads * head_dim
     keys = config.num_key_value_heads * head_dim
     experts, size = getattr(config, "num_experts", 0), getattr(config, "moe_intermediate_size", 0)
+    shared = getattr(config, "shared_expert_intermediate_size", 0)
     norms = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm")
     return {
         "model.embed_tokens.weight": (config.vocab_size, hidden),
@@ -155,6 +156,10 @@ def _shapes(config: PreTrainedConfig) -> Mapping[str, tuple[int, ...]]:
         "mlp.experts.gate_up_proj/0": (experts, size, hidden),
         "mlp.experts.gate_up_proj/1": (experts, size, hidden),
         "mlp.experts.down_proj": (experts, hidden, size),
+        "mlp.shared_expert.gate_proj.weight": (shared, hidden),
+        "mlp.shared_expert.up_proj.weight": (shared, hidden),
+        "mlp.shared_expert.down_proj.weight": (hidden, shared),
+        "mlp.shared_expert_gate.weight/row": (hidden,),
     }
 
 

@@ -79,6 +79,18 @@ _QK_NORMS = {
     "attn_q_norm.weight": "self_attn.q_norm.weight",
     "attn_k_norm.weight": "self_attn.k_norm.weight",
 }
+_EXPERTS = {
+    **dict.fromkeys(("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"), ""),
+    "ffn_gate_inp.weight": "mlp.gate.weight",
+    "ffn_gate_exps.weight": "mlp.experts.gate_up_proj/0",
+    "ffn_up_exps.weight": "mlp.experts.gate_up_proj/1",
+    "ffn_down_exps.weight": "mlp.experts.down_proj",
+}
+_EXPERT_KEYS = {
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +101,8 @@ class GgufArchitecture:
         model_type: the type of transformers' configuration.
         more_tensors: of each layer, beside those of every architecture or instead of them, with
             their names in a layer of transformers. A name with `/0` or `/1` is one of two parts of
-            a tensor, joined in its second dimension; "" means that the layer has no such tensor.
+            a tensor, joined in its second dimension; with `/row`, it is the only row of a matrix;
+            "" means that the layer has no such tensor.
         more_keys: metadata that must be there, beside NEEDED_KEYS, with their names in the
             configuration.
         values: what the configuration of every file has, whatever transformers' default is.
@@ -194,20 +207,26 @@ FAMILIES: Mapping[str, GgufArchitecture] = {
     "qwen3": GgufArchitecture("qwen3", _QK_NORMS),
     "qwen3moe": GgufArchitecture(
         "qwen3_moe",
+        {**_QK_NORMS, **_EXPERTS},
+        more_keys=_EXPERT_KEYS,
+        values={"norm_topk_prob": True},
+    ),
+    "qwen2moe": GgufArchitecture(
+        "qwen2_moe",
         {
-            **_QK_NORMS,
-            **dict.fromkeys(("ffn_gate.weight", "ffn_up.weight", "ffn_down.weight"), ""),
-            "ffn_gate_inp.weight": "mlp.gate.weight",
-            "ffn_gate_exps.weight": "mlp.experts.gate_up_proj/0",
-            "ffn_up_exps.weight": "mlp.experts.gate_up_proj/1",
-            "ffn_down_exps.weight": "mlp.experts.down_proj",
+            **_QKV_BIASES,
+            **_EXPERTS,
+            "ffn_gate_shexp.weight": "mlp.shared_expert.gate_proj.weight",
+            "ffn_up_shexp.weight": "mlp.shared_expert.up_proj.weight",
+            "ffn_down_shexp.weight": "mlp.shared_expert.down_proj.weight",
+            "ffn_gate_inp_shexp.weight": "mlp.shared_expert_gate.weight/row",
         },
         more_keys={
-            "expert_count": "num_experts",
-            "expert_used_count": "num_experts_per_tok",
-            "expert_feed_forward_length": "moe_intermediate_size",
+            **_EXPERT_KEYS,
+            "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
         },
-        values={"norm_topk_prob": True},
+        # llama.cpp, too, has no key for it, and does not divide.
+        values={"norm_topk_prob": False},
     ),
     "phi3": GgufArchitecture(
         "phi3",

@@ -215,6 +215,8 @@ def _state_dict(
         values = blocks.dequantized()
         if values.dim() == 1 and name.endswith("norm.weight"):
             values = values - architecture.norm_offset
+        if name.endswith("/row"):
+            values = values[None]
         whole, values = name.split("/")[0], values.to(dtype)
         state[whole] = torch.cat([state[whole], values], dim=1) if whole in state else values
     return state

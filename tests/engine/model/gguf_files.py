@@ -52,6 +52,7 @@ FURTHER_KEYS = {
     "expert_count": "num_experts",
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
 }
 
 _SIZES = {
@@ -101,6 +102,13 @@ CONFIGS = {
         num_experts_per_tok=2,
         moe_intermediate_size=32,
         norm_topk_prob=True,
+    ),
+    "qwen2moe": transformers.Qwen2MoeConfig(
+        **_SIZES,
+        num_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=64,
     ),
     "phi3": transformers.Phi3Config(
         **_SIZES, pad_token_id=None, sliding_window=29, original_max_position_embeddings=256
@@ -205,7 +213,7 @@ def write_gguf(
 
 def architecture_of(config: Any) -> str:
     """The name of a model's type in GGUF files."""
-    return str(config.model_type).removesuffix("_text").replace("qwen3_moe", "qwen3moe")
+    return str(config.model_type).removesuffix("_text").replace("_moe", "moe")
 
 
 def _written_apart(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
@@ -216,6 +224,8 @@ def _written_apart(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]
                 yield f"{name.removesuffix('gate_up_proj')}{part}_proj.weight", values
         elif name.endswith("experts.down_proj"):
             yield f"{name}.weight", parameter
+        elif name.endswith("shared_expert_gate.weight"):
+            yield name, parameter[0]
         else:
             yield name, parameter
 
@@ -274,7 +284,7 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
     own |= {
         key: getattr(config, name)
         for key, name in FURTHER_KEYS.items()
-        if getattr(config, name, None) is not None
+        if getattr(config, name, None)
     }
     return {"general.name": "tiny"} | {f"{architecture}.{key}": own[key] for key in own}
 
