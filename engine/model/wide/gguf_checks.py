@@ -18,6 +18,7 @@ from engine.model.wide.gguf_families import (
     MODEL_TENSORS,
     OUTPUT,
     REAL_KEYS,
+    SCALING_KEY,
     WINDOW_KEY,
     layer_of,
 )
@@ -29,6 +30,8 @@ MAX_COUNT = (1 << 31) - 1
 #: The number of layers of the one Gemma 3 whose scores are scaled otherwise than by the size of a
 #: head. The file does not state the scale; llama.cpp derives it from this number.
 GEMMA3_OTHER_SCALE_LAYERS = 62
+#: The parts of a tensor that has gates and ups in turns.
+HALVES = ("even", "odd")
 
 
 def check_metadata(header: GgufHeader, name: str, file: Path) -> None:
@@ -61,6 +64,8 @@ def _is_no_scaling(header: GgufHeader, key: str) -> bool:
 
 def _is_sound(key: str, value: Scalar) -> bool:
     """Whether the value of a known key is of its type and in its range."""
+    if key == SCALING_KEY:
+        return isinstance(value, str)
     if key in REAL_KEYS:
         return isinstance(value, float) and 0 < value < math.inf
     least = 0 if key == WINDOW_KEY else 1
@@ -130,7 +135,8 @@ def _shapes(config: PreTrainedConfig) -> Mapping[str, tuple[int, ...]]:
     hidden, inner, head_dim = config.hidden_size, config.intermediate_size, head_dim_of(config)
     queries = config.num_attention_heads * head_dim
     keys = config.num_key_value_heads * head_dim
-    experts, size = getattr(config, "num_experts", 0), getattr(config, "moe_intermediate_size", 0)
+    experts = getattr(config, "num_experts", 0)
+    size = getattr(config, "moe_intermediate_size", inner)
     shared = getattr(config, "shared_expert_intermediate_size", 0)
     norms = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm")
     return {
@@ -156,6 +162,13 @@ def _shapes(config: PreTrainedConfig) -> Mapping[str, tuple[int, ...]]:
         "mlp.experts.gate_up_proj/0": (experts, size, hidden),
         "mlp.experts.gate_up_proj/1": (experts, size, hidden),
         "mlp.experts.down_proj": (experts, hidden, size),
+        "self_attn.sinks": (config.num_attention_heads,),
+        "self_attn.o_proj.bias": (hidden,),
+        "mlp.router.weight": (experts, hidden),
+        "mlp.router.bias": (experts,),
+        **{f"mlp.experts.gate_up_proj/{half}": (experts, size, hidden) for half in HALVES},
+        **{f"mlp.experts.gate_up_proj_bias/{half}": (experts, size) for half in HALVES},
+        "mlp.experts.down_proj_bias": (experts, hidden),
         "mlp.shared_expert.gate_proj.weight": (shared, hidden),
         "mlp.shared_expert.up_proj.weight": (shared, hidden),
         "mlp.shared_expert.down_proj.weight": (hidden, shared),

@@ -40,9 +40,20 @@ REAL_KEYS = frozenset(
         "residual_scale",
         "rope.freq_base",
         "rope.freq_base_swa",
+        "rope.scaling.factor",
+        "rope.scaling.yarn_beta_fast",
+        "rope.scaling.yarn_beta_slow",
     }
 )
 WINDOW_KEY = "attention.sliding_window"
+SCALING_KEY = "rope.scaling.type"
+#: The scaling of rotary frequencies by YaRN, with its names in `rope_parameters` of transformers.
+YARN_KEYS = {
+    SCALING_KEY: "rope_type",
+    "rope.scaling.factor": "factor",
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.freq_base": "rope_theta",
+}
 #: The base of the rotary frequencies of a file that states none.
 DEFAULT_BASE = 10000.0
 #: Special tokens. Without them there are none: a configuration has others by default.
@@ -101,25 +112,31 @@ class GgufArchitecture:
         model_type: the type of transformers' configuration.
         more_tensors: of each layer, beside those of every architecture or instead of them, with
             their names in a layer of transformers. A name with `/0` or `/1` is one of two parts of
-            a tensor, joined in its second dimension; with `/row`, it is the only row of a matrix;
-            "" means that the layer has no such tensor.
+            a tensor, joined in its second dimension; one with `/even` or `/odd` has every second
+            element of the last dimension; with `/row`, it is the only row of a matrix; "" means
+            that the layer has no such tensor.
         more_keys: metadata that must be there, beside NEEDED_KEYS, with their names in the
             configuration.
         values: what the configuration of every file has, whatever transformers' default is.
         assumed: metadata that has no name in the configuration, each with the value that
-            transformers assumes. A file may state that value, and no other.
+            transformers assumes, or that must be there and have this value. A file may state
+            that value, and no other.
         is_paired: the file has the rows of a head of queries and keys in the order of a rotation
             that turns neighbours, and transformers turns halves.
         norm_offset: what the file adds to the weights of norms.
+        has_transposed_experts: transformers stores an expert as [inputs, outputs].
+        rotary: `rope_parameters` beside those of `YARN_KEYS`, which must be there then.
     """
 
     model_type: str
     more_tensors: Mapping[str, str] = field(default_factory=dict)
     more_keys: Mapping[str, str] = field(default_factory=dict)
     values: Mapping[str, object] = field(default_factory=dict)
-    assumed: Mapping[str, float] = field(default_factory=dict)
+    assumed: Mapping[str, float | str] = field(default_factory=dict)
     is_paired: bool = False
     norm_offset: float = 0.0
+    has_transposed_experts: bool = False
+    rotary: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def layer_tensors(self) -> Mapping[str, str]:
@@ -129,7 +146,7 @@ class GgufArchitecture:
 
     @property
     def needed_keys(self) -> Mapping[str, str]:
-        return {**NEEDED_KEYS, **self.more_keys}
+        return {**NEEDED_KEYS, **self.more_keys, **(YARN_KEYS if self.rotary else {})}
 
     @property
     def known_keys(self) -> frozenset[str]:
@@ -157,6 +174,9 @@ class GgufArchitecture:
         values |= {renamed: header.metadata.get(key) for key, renamed in TOKEN_KEYS.items()}
         # Nothing is padded, and the default may be larger than the vocabulary.
         values = {"rope_theta": DEFAULT_BASE, **values, "pad_token_id": None, **self.values}
+        if self.rotary:
+            rotary = {renamed: values.pop(renamed) for renamed in YARN_KEYS.values()}
+            values["rope_parameters"] = rotary | dict(self.rotary)
         if TOKENS in header.lengths:
             values.setdefault("vocab_size", header.lengths[TOKENS])
         values["tie_word_embeddings"] = all(one.name != OUTPUT for one in header.tensors)
@@ -227,6 +247,38 @@ FAMILIES: Mapping[str, GgufArchitecture] = {
         },
         # llama.cpp, too, has no key for it, and does not divide.
         values={"norm_topk_prob": False},
+    ),
+    "gpt-oss": GgufArchitecture(
+        "gpt_oss",
+        {
+            **_QKV_BIASES,
+            **_EXPERTS,
+            "attn_output.bias": "self_attn.o_proj.bias",
+            "attn_sinks.weight": "self_attn.sinks",
+            "ffn_norm.weight": "",
+            "post_attention_norm.weight": "post_attention_layernorm.weight",
+            "ffn_gate_inp.weight": "mlp.router.weight",
+            "ffn_gate_inp.bias": "mlp.router.bias",
+            "ffn_gate_exps.weight": "mlp.experts.gate_up_proj/even",
+            "ffn_gate_exps.bias": "mlp.experts.gate_up_proj_bias/even",
+            "ffn_up_exps.weight": "mlp.experts.gate_up_proj/odd",
+            "ffn_up_exps.bias": "mlp.experts.gate_up_proj_bias/odd",
+            "ffn_down_exps.bias": "mlp.experts.down_proj_bias",
+        },
+        more_keys={
+            **_WINDOW,
+            "expert_count": "num_local_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "expert_feed_forward_length": "intermediate_size",
+        },
+        assumed={
+            SCALING_KEY: "yarn",
+            "rope.scaling.yarn_beta_fast": 32.0,
+            "rope.scaling.yarn_beta_slow": 1.0,
+        },
+        has_transposed_experts=True,
+        # No file states that the borders between frequencies are not rounded.
+        rotary={"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
     ),
     "phi3": GgufArchitecture(
         "phi3",

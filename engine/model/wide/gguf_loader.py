@@ -215,11 +215,22 @@ def _state_dict(
         values = blocks.dequantized()
         if values.dim() == 1 and name.endswith("norm.weight"):
             values = values - architecture.norm_offset
-        if name.endswith("/row"):
-            values = values[None]
-        whole, values = name.split("/")[0], values.to(dtype)
-        state[whole] = torch.cat([state[whole], values], dim=1) if whole in state else values
+        if values.dim() == 3 and architecture.has_transposed_experts:
+            values = values.mT
+        whole, _, place = name.partition("/")
+        state[whole] = _placed(values.to(dtype), place, state.get(whole))
     return state
+
+
+def _placed(values: torch.Tensor, place: str, earlier: torch.Tensor | None) -> torch.Tensor:
+    """A weight of a part, which `GgufArchitecture.more_tensors` places, and the part before it."""
+    if place == "row":
+        return values[None]
+    if earlier is None:
+        return values
+    if place == "odd":
+        return torch.stack((earlier, values), dim=-1).flatten(-2)
+    return torch.cat((earlier, values), dim=1)
 
 
 def _model(

@@ -110,6 +110,13 @@ CONFIGS = {
         moe_intermediate_size=32,
         shared_expert_intermediate_size=64,
     ),
+    "gpt_oss": transformers.GptOssConfig(
+        **(_SIZES | {"num_hidden_layers": 3, "intermediate_size": 64, "pad_token_id": None}),
+        head_dim=16,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        sliding_window=13,
+    ),
     "phi3": transformers.Phi3Config(
         **_SIZES, pad_token_id=None, sliding_window=29, original_max_position_embeddings=256
     ),
@@ -135,7 +142,7 @@ def tiny_model(name: str, *, seed: int = 0) -> PreTrainedModel:
     model = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config).eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
-            if parameter.dim() == 1:
+            if parameter.dim() == 1 or parameter_name.endswith("bias"):
                 # Biases and norms that are all equal would hide one that is lost.
                 offset = 0.0 if parameter_name.endswith("bias") else 1.0
                 parameter.copy_(offset + 0.1 * torch.randn_like(parameter))
@@ -186,8 +193,8 @@ def write_gguf(
         for name, parameter in _written_apart(model):
             written = names.get_name(name, try_suffixes=(".weight", ".bias"))
             assert written is not None, name
-            values = parameter.detach().numpy()
-            if parameter.dim() > 1:
+            values = parameter.detach().contiguous().numpy()
+            if parameter.dim() > 1 and not name.endswith("bias"):
                 own = [other for part, other in (kinds or {}).items() if f"{part}." in written]
                 chosen = own[0] if own else kind
                 stored = _quantized(values, chosen)
@@ -213,13 +220,19 @@ def write_gguf(
 
 def architecture_of(config: Any) -> str:
     """The name of a model's type in GGUF files."""
-    return str(config.model_type).removesuffix("_text").replace("_moe", "moe")
+    name = str(config.model_type).removesuffix("_text").replace("_moe", "moe")
+    return name.replace("gpt_oss", "gpt-oss")
 
 
 def _written_apart(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
     """All parameters, with the gates and ups of experts as the two tensors that a file has."""
+    is_transposed = model.config.model_type == "gpt_oss"
     for name, parameter in model.named_parameters():
-        if name.endswith("experts.gate_up_proj"):
+        if is_transposed and "experts." in name:
+            yield from _written_transposed(name, parameter)
+        elif name.endswith("self_attn.sinks"):
+            yield f"{name}.weight", parameter
+        elif name.endswith("experts.gate_up_proj"):
             for part, values in zip(("gate", "up"), parameter.chunk(2, dim=1), strict=True):
                 yield f"{name.removesuffix('gate_up_proj')}{part}_proj.weight", values
         elif name.endswith("experts.down_proj"):
@@ -228,6 +241,19 @@ def _written_apart(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]
             yield name, parameter[0]
         else:
             yield name, parameter
+
+
+def _written_transposed(name: str, parameter: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """The same of experts that have their inputs first, and gates and ups in turns."""
+    stem, _, part = name.rpartition(".")
+    suffix = "bias" if part.endswith("_bias") else "weight"
+    whole = parameter if suffix == "bias" else parameter.mT
+    if part.startswith("down"):
+        yield f"{stem}.down_proj.{suffix}", whole
+        return
+    for first, own in enumerate(("gate", "up")):
+        half = parameter[..., first::2]
+        yield f"{stem}.{own}_proj.{suffix}", half if suffix == "bias" else half.mT
 
 
 def _quantized(values: np.ndarray, kind: Type) -> np.ndarray:
@@ -281,6 +307,13 @@ def _metadata(config: Any, architecture: str) -> dict[str, Any]:
         # Llama.cpp's converter writes these where a head is not a share of the hidden size.
         del own["rope.dimension_count"]
         own["attention.key_length"] = own["attention.value_length"] = head_dim
+    if config.model_type == "gpt_oss":
+        own |= {
+            "rope.scaling.type": config.rope_parameters["rope_type"],
+            "rope.scaling.factor": float(config.rope_parameters["factor"]),
+            "rope.scaling.original_context_length": 4096,
+            "expert_feed_forward_length": config.intermediate_size,
+        }
     own |= {
         key: getattr(config, name)
         for key, name in FURTHER_KEYS.items()

@@ -51,6 +51,8 @@ SERVED = [
     ("smollm3", Type.Q8_0),
     ("granite", Type.Q4_0),
     ("qwen3moe", Type.Q8_0),
+    ("gpt_oss", Type.MXFP4),
+    ("gpt_oss", Type.Q8_0),
     ("phi3", Type.Q5_0),
     ("gemma2", Type.Q8_0),
     ("gemma3", Type.Q4_K),
