@@ -13,7 +13,7 @@ from engine.config import KVCacheDtype
 from engine.errors import ModelRefused
 from engine.model.adapters import Adapter, read_adapters
 from engine.model.attention import choose_backend, choose_decode
-from engine.model.attention.interface import AttentionBackend, AttentionNeeds, DecodeAttention
+from engine.model.attention.interface import AttentionBackend, DecodeAttention
 from engine.model.attention.quantized import over_cache
 from engine.model.attention.self_check import AttentionCheckFailed
 from engine.model.attention.split import SplitAttention
@@ -92,17 +92,12 @@ def choose(
     device = loaded.model.device
     checks = PassedChecks.of(loaded, adapters, block_size, kv_cache_dtype) if remembers else NOTHING
     # The wide path is checked first if it will be used, to serve or to check the fast path with.
-    uses_wide = model_path == "wide" or loaded.reads_pictures or bool(adapters)
-    compares = checks.form is None and (uses_wide or kv_cache_dtype != "auto")
+    is_used = model_path == "wide" or loaded.reads_pictures or adapters or kv_cache_dtype != "auto"
+    compares = bool(is_used) and checks.form is None
     with _threads_of(loaded):
         served, added, cache_dtype = _probed(loaded, adapters, kv_cache_dtype, compares=compares)
         backend, decode = _attention(
-            attention_backend,
-            served.attention_needs,
-            loaded,
-            block_size=block_size,
-            cache_dtype=cache_dtype,
-            deterministic=deterministic,
+            attention_backend, served, loaded, block_size, cache_dtype, deterministic=deterministic
         )
         model = _model(
             served,
@@ -191,11 +186,11 @@ def _cache_dtype(
 
 def _attention(
     name: str,
-    needs: AttentionNeeds,
+    served: TransformersModel,
     loaded: LoadedModel,
-    *,
     block_size: int,
     cache_dtype: torch.dtype,
+    *,
     deterministic: bool,
 ) -> tuple[AttentionBackend, DecodeAttention | None]:
     """The attention of steps that are not captured, and that of captured ones.
@@ -206,7 +201,7 @@ def _attention(
     Raises:
         ModelRefused: the backend does not work here.
     """
-    device = loaded.model.device
+    device, needs = loaded.model.device, served.attention_needs
     try:
         backend = choose_backend(
             name,
