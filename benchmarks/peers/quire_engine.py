@@ -71,7 +71,10 @@ class QuireEngine:
                 max_num_seqs=MAX_NUM_SEQS,
                 max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
             ).with_states(
-                facts.num_state_slots, facts.num_host_state_slots, facts.state_copy_seconds
+                facts.num_state_slots,
+                facts.num_host_state_slots,
+                facts.num_state_snapshots,
+                facts.state_copy_seconds,
             ),
             runner,
         )
