@@ -20,7 +20,7 @@ from quire.cli.console import Console, add_server, few, sides_of
 from quire.cli.exit_codes import EXIT_ERROR, EXIT_OK
 from quire.cli.findings import Finding, Verdict
 from quire.cli.model_checks import examined_table
-from quire.cli.model_files import examined_model
+from quire.cli.model_files import examined_model, examined_state
 from quire.cli.schemes import url_hint
 from quire.cli.server_checks import examined_cluster, examined_server
 from quire.cli.sources import program_setting, values_of_variables
@@ -92,6 +92,8 @@ def _examine(arguments: argparse.Namespace) -> Iterator[Finding]:
     if not arguments.no_torch:
         yield _torch()
     yield examined_model(arguments.model)
+    if not arguments.no_torch:
+        yield from examined_state(arguments.model)
     preset = program_setting(os.environ, "preset")
     shown = "`quire config show --origin` shows what it sets"
     yield Finding("preset", Verdict.OK, f"{preset}; {shown}" if preset else "none is set here")

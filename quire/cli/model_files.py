@@ -1,16 +1,22 @@
-"""Checks a model by its files, before anything loads it."""
+"""Checks a model by its files, before anything reads its weights."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from quire.cli.findings import Finding, Verdict
-from quire.cli.programs import EMBEDDED_MODEL
+from quire.cli.programs import EMBEDDED_MODEL, environment_of_programs
 from quire.version import install_hint
 
 #: What a worker needs beside its own libraries to read a GGUF file.
 GGUF_LIBRARIES = ("gguf",)
+#: The longest time that reading the size of a state may take, with loading torch.
+STATE_SECONDS = 120.0
 
 
 def examined_model(name: str | None, *, advice: str = "set --model or QUIRE_MODEL") -> Finding:
@@ -65,6 +71,38 @@ def _gguf_file(file: Path, advice: str) -> Finding:
     # What follows is the engine's to read, and may be gigabytes.
     unread = "only its first bytes were read: a worker finds out whether the rest is there"
     return Finding("model", Verdict.OK, detail, unread)
+
+
+def examined_state(name: str | None) -> Iterator[Finding]:
+    """The size of a model's recurrent state, if it has one; only of a folder.
+
+    In a separate process, which makes the model of its config, without weights.
+    """
+    folder = Path(name) if name else EMBEDDED_MODEL
+    if not (folder / "config.json").is_file():
+        return
+    check = "recurrent state"
+    try:
+        done = subprocess.run(  # noqa: S603
+            [sys.executable, "-m", "service.worker.model.state_size", str(folder)],
+            capture_output=True,
+            text=True,
+            timeout=STATE_SECONDS,
+            check=True,
+            env=environment_of_programs(os.environ),
+        )
+    except subprocess.TimeoutExpired:
+        yield Finding(check, Verdict.WARN, f"no size known after {STATE_SECONDS:.0f} s")
+        return
+    except subprocess.CalledProcessError as error:
+        last = (error.stderr.strip().splitlines() or ["no message"])[-1]
+        yield Finding(check, Verdict.WARN, f"no size known: {last}")
+        return
+    size = int(done.stdout.splitlines()[-1])
+    if size:
+        detail = f"a running request takes {2 * size} bytes, two buffers of {size}"
+        advice = "a worker has so much for each of max_num_seqs: lower that if they are too large"
+        yield Finding(check, Verdict.OK, detail, advice)
 
 
 def may_be_of_hub(name: str) -> bool:

@@ -11,6 +11,7 @@ from engine.cache.state_tags import BUFFERS, Copied, StateTags, Turn
 from engine.errors import ModelRefused
 from engine.model.kernels.recurrent import RecurrentKernels
 from engine.model.wide import transformers_model
+from engine.model.wide.state_size import bytes_of_state
 from tests.engine.model.builders import (
     _GROUPED,
     EOS,
@@ -110,6 +111,7 @@ def test_alone_chunked_preempted_resumed_and_batched_the_tokens_are_those_of_gen
     folder = folder_of(kind)
     runner, expected = make_runner(folder, model_path="wide"), Oracle(folder).alone()
     assert runner.config_facts.num_state_slots == 8
+    assert bytes_of_state(folder) == runner.config_facts.bytes_per_state > 0
     assert generate(runner, requests_of()).tokens == expected
     check_generated(runner, expected)
 

@@ -3,6 +3,7 @@ import json
 import pytest
 import redis
 
+from quire.cli.model_files import examined_state
 from quire.queue.rank.policy import QueuePolicy
 from service.worker.settings.config import EMBEDDED_MODEL, Settings
 
@@ -26,6 +27,34 @@ def test_doctor_names_what_is_wrong_and_what_to_do(quire, tmp_path, real_server)
     assert code == 0 and "ok    model" in out
     code, out, _ = quire("doctor", "--no-torch", "--redis-url", "redis://127.0.0.1:1/0")
     assert code == 1 and "fail  redis" in out
+
+
+@pytest.fixture
+def mamba(tmp_path):
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4, "vocab_size": 100}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"} | sizes))
+    (tmp_path / "model.safetensors").touch()
+    return tmp_path
+
+
+@pytest.mark.timeout(180)
+def test_doctor_says_what_a_recurrent_state_takes(mamba):
+    (found,) = examined_state(str(mamba))
+    # Two layers, each with the last three inputs of 64 channels, and 4 numbers for each channel.
+    assert found.detail == "a running request takes 7168 bytes, two buffers of 3584"
+    assert found.verdict == "ok"
+
+
+def test_doctor_says_why_the_size_of_a_state_is_unknown(mamba, monkeypatch):
+    monkeypatch.setattr("quire.cli.model_files.STATE_SECONDS", 0.001)
+    (late,) = examined_state(str(mamba))
+    assert (late.verdict, late.detail) == ("warn", "no size known after 0 s")
+    monkeypatch.undo()
+    monkeypatch.setenv("PYTHONHOME", "/nowhere")
+    (broken,) = examined_state(str(mamba))
+    assert broken.verdict == "warn"
+    assert broken.detail.startswith("no size known: ")
+    assert list(examined_state(str(mamba / "nothing"))) == []
 
 
 def test_doctor_says_how_to_trust_a_certificate(quire, monkeypatch):
