@@ -28,7 +28,7 @@ from benchmarks.common.cases import FLOAT_CASES, HYBRID_CASES, QUANTIZED_CASES, 
 from benchmarks.common.figures import Figures, commit, figures_of, machine
 from benchmarks.common.floor import measure_limits
 from benchmarks.common.judge import judge
-from benchmarks.common.models import SHAPES
+from benchmarks.common.models import REAL_MODEL, SHAPES
 from benchmarks.common.results import write_cells
 from benchmarks.common.workloads import (
     ARRIVALS_PER_SECOND,
@@ -193,10 +193,15 @@ def figures_of_run(workload: Workload, generations: Sequence[Generation]) -> Fig
 
 
 def can_run(peer: Peer, case: Case) -> bool:
-    """Whether a peer has the weights of a case, or quantizes them as much by itself."""
+    """Whether a peer has the weights of a case, or quantizes them as much by itself.
+
+    In 4 bits, random weights agree with the original ones in no more than 1 of 64 tokens, so there
+    only pretrained ones could be judged.
+    """
     if not case.is_quantized:
         return peer.reads_floats
-    return peer.reads_gguf or (case.weights in peer.quantizes and case.has_original_weights)
+    is_judged = case.has_original_weights and (case.weights == "Q8_0" or case.model == REAL_MODEL)
+    return peer.reads_gguf or (case.weights in peer.quantizes and is_judged)
 
 
 def next_round(runs_file: Path) -> int:
