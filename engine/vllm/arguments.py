@@ -47,6 +47,7 @@ _RESERVED = {
     "load_format": "weights are read from safetensors only",
     "data_parallel_size": "start one worker per replica",
     "kv_transfer_config": "prefixes are computed by each worker",
+    "mm_processor_cache_gb": "pictures come prepared",
     "stream_interval": "each token is published",
 }
 _TRUE, _FALSE = ("true", "on", "yes", "1"), ("false", "off", "no", "0")

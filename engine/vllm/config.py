@@ -17,6 +17,8 @@ from engine.vllm.recurrent import caches_prefixes, refuse_if_wrong
 #: What vLLM reads from the environment, and what the engine needs: the scheduler in this process,
 #: and ranks that do not inherit the state of this process.
 _ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
+#: The key in vLLM's additional config that says that pictures are read.
+PICTURES_KEY = "quire_pictures"
 #: The interface of samplers for vLLM's second runner.
 _SLOTS = "vllm.v1.worker.gpu.sample.logits_processor"
 
@@ -37,6 +39,8 @@ class VllmLimits:
     async_scheduling: bool = True
     #: vLLM's batch-invariant mode, checked at the start.
     deterministic: bool = False
+    #: Whether requests may have pictures.
+    pictures: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +79,8 @@ def configure(
         raise ModelRefused("adapters: engine vllm serves them on one machine only")
     with refusing(path):
         config = _for_its_runner(arguments, is_cpu=is_cpu)
+        if limits.pictures:
+            _read_pictures(config)
         eos = eos_token_ids_in(_sources_of_eos(folder, config.model_config))
         config.additional_config[EOS_KEY] = sorted(eos)
     return Configured(
@@ -123,6 +129,21 @@ def _for_its_runner(arguments: Any, *, is_cpu: bool) -> Any:
     return config
 
 
+def _read_pictures(config: Any) -> None:
+    """Let vLLM take pictures as Quire prepares them, here and in the ranks.
+
+    Raises:
+        ModelRefused: vLLM's pictures of this type of model were not compared.
+    """
+    from engine.vllm.pictures import READERS, use_prepared_pictures
+
+    kind = config.model_config.hf_config.model_type
+    if kind not in READERS:
+        raise ModelRefused(f"pictures is set, but pictures of {kind} are not read with vLLM")
+    config.additional_config[PICTURES_KEY] = True
+    use_prepared_pictures(config.model_config)
+
+
 def _prepare_environment(limits: VllmLimits) -> bool:
     """Set what vLLM reads when it is imported; return whether it computes on a CPU."""
     os.environ.update(_ENVIRONMENT)
@@ -168,6 +189,9 @@ def _arguments(
         "seed": 0,
     }
     assert limits.max_num_seqs is not None
+    if limits.pictures:
+        # Pixels come prepared, so there is nothing to cache, and no picture to measure memory with.
+        ours |= {"mm_processor_cache_gb": 0, "skip_mm_profiling": True}
     loras = adapters.arguments(max_num_seqs=limits.max_num_seqs)
     ours |= {name: value for name, value in loras.items() if name not in given}
     return engine_args(given, ours)

@@ -28,6 +28,7 @@ from engine.request import Request
 from engine.sampling_params import SamplingParams as QuireParams
 from engine.vllm.adapters import NO_ADAPTER
 from engine.vllm.backend import NewToken, ScoredPrompt, StepTokens
+from engine.vllm.pictures import input_with_pictures
 from engine.vllm.row import EXTRA_ARG, GuardedConstraint, Masks, Report, Row
 from engine.vllm.sampling import REPORT
 
@@ -171,10 +172,7 @@ class VllmBackend:
 
     def add(self, request: Request) -> None:
         """See `Backend`. The parameters leave every choice to the sampler, and every end to us."""
-        known = [*request.prompt_token_ids, *request.output_token_ids]
-        prompt: dict[str, Any] = {"prompt_token_ids": known}
-        if request.cache_salt:
-            prompt["cache_salt"] = request.cache_salt
+        prompt = self._prompt_of(request)
         guarded = request.constraint and GuardedConstraint(
             request.constraint, vocab_size=self._vocab_size
         )
@@ -190,7 +188,7 @@ class VllmBackend:
         )
         internal = self._llm.add_request(
             request.request_id,
-            prompt,  # type: ignore[arg-type]
+            prompt,
             params,
             arrival_time=request.arrival_time,
             lora_request=self._adapters.get(request.adapter or NO_ADAPTER),
@@ -202,6 +200,18 @@ class VllmBackend:
             self._scheduler.constrained[internal] = ConstrainedRequest(request, guarded)
         if row.wants_scores:
             self._scheduler.max_cached[internal] = request.max_cached_tokens
+
+    def _prompt_of(self, request: Request) -> Any:
+        """What vLLM takes for the prompt: the tokens that exist, and the pictures in them."""
+        known = [*request.prompt_token_ids, *request.output_token_ids]
+        if request.pictures:
+            config = self._llm.model_config
+            placeholder = int(config.hf_config.image_token_id)
+            return input_with_pictures(request, known, placeholder=placeholder, dtype=config.dtype)
+        prompt: dict[str, Any] = {"prompt_token_ids": known}
+        if request.cache_salt:
+            prompt["cache_salt"] = request.cache_salt
+        return prompt
 
     def remove(self, request_ids: Sequence[str]) -> None:
         """See `Backend`."""

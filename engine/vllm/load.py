@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.config import MAX_SCORED_TOKENS
 from engine.vllm.backend import Backend
-from engine.vllm.config import Configured, VllmLimits, configure, refusing
+from engine.vllm.config import PICTURES_KEY, Configured, VllmLimits, configure, refusing
 from engine.vllm.invariance import refuse_if_batch_variant
 
 
@@ -36,6 +36,8 @@ class VllmFacts:
     device: str
     #: The fingerprint of each adapter, by name.
     adapters: Mapping[str, str]
+    #: Whether requests may have pictures.
+    reads_pictures: bool
 
 
 def load_vllm(
@@ -105,6 +107,7 @@ def _facts(configured: Configured, backend: Backend) -> VllmFacts:
         dtype=dtype,
         device=config.device_config.device_type,
         adapters=configured.adapters.fingerprints,
+        reads_pictures=PICTURES_KEY in config.additional_config,
     )
 
 

@@ -16,6 +16,8 @@ from typing import Any
 
 from vllm.platforms import current_platform
 
+from engine.vllm.config import PICTURES_KEY
+from engine.vllm.pictures import use_prepared_pictures
 from engine.vllm.row import Masks, Scores
 from engine.vllm.sampling import RowSampler
 from engine.vllm.scorer import PromptScorer, without_head_adapters
@@ -33,6 +35,8 @@ class Rank(PlatformWorker):  # type: ignore[misc]
         """See vLLM's worker. Here the rank first waits for those of other machines."""
         if self.parallel_config.world_size > 1 and (parent := parent_process()) is not None:
             Thread(target=_end_with, args=[parent.sentinel], daemon=True).start()
+        if PICTURES_KEY in self.vllm_config.additional_config:
+            use_prepared_pictures(self.model_config)
         super().init_device()
 
     def load_model(self, *args: Any, **options: Any) -> None:

@@ -230,6 +230,18 @@ class PictureProcessor:
         self.num_held_bytes -= size
 
 
+def limit_on(device: str, asked: int | None) -> int | None:
+    """The most pixels of a picture, if a setting asks for so many; None for the model's own."""
+    return CPU_PICTURE_PIXELS if asked is None and device == "cpu" else asked
+
+
+def fingerprint_with(pictures: PictureProcessor | None, fingerprint: str) -> str:
+    """The fingerprint of a worker; another limit makes other pixels of the same picture."""
+    if pictures is None or pictures.max_pixels is None:
+        return fingerprint
+    return f"{fingerprint}-{pictures.max_pixels}px"
+
+
 class _Pixels(dict[str, Any]):
     """Arrays by name; unlike a plain dict, one may wait for its end."""
 

@@ -24,7 +24,7 @@ from service.worker.constraints.grammars import Grammars, NoGrammars, load_gramm
 from service.worker.model.adapters import find_adapters
 from service.worker.model.engine_config import engine_config
 from service.worker.model.garbage import importing, keep_out_of_collections
-from service.worker.model.pictures import CPU_PICTURE_PIXELS, PictureProcessor
+from service.worker.model.pictures import PictureProcessor, fingerprint_with, limit_on
 from service.worker.model.progress import Loading
 from service.worker.model.text import ModelTokenizer
 from service.worker.model.vectors import ServedVectors
@@ -164,14 +164,12 @@ def _load_decoder(settings: Settings, loading: Loading) -> ServedModel:
     config = _config_from(facts, settings)
     _warn_of_lengths(settings, config, model_reads=facts.max_model_len)
     tokenizer = _tokenizer_in(facts.tokenizer_source)
-    pictures = _pictures_for(tokenizer, facts, settings)
-    limit = None if pictures is None else pictures.max_pixels
+    pictures = _pictures_for(tokenizer, facts, settings, facts.tokenizer_source)
     reader = getattr(runner.model, "picture_reader", None)
     served = ServedModel(
         engine=Engine(config, runner),
         tokenizer=tokenizer,
-        # Another limit makes other pixels of the same picture.
-        fingerprint=facts.fingerprint if limit is None else f"{facts.fingerprint}-{limit}px",
+        fingerprint=fingerprint_with(pictures, facts.fingerprint),
         build={"torch": version("torch"), "device": facts.device, "dtype": facts.dtype},
         read_memory=runner.device_memory,
         read_threads=runner.num_threads,
@@ -299,15 +297,18 @@ def served_by_vllm(settings: Settings, facts: "VllmFacts") -> ServedModel:
         vocab_size=facts.vocab_size,
         eos_token_ids=facts.eos_token_ids,
         adapters=facts.adapters,
+        reads_pictures=facts.reads_pictures,
     )
     config = replace(config, max_scored_tokens=facts.max_scored_tokens)
     _warn_of_lengths(settings, config, model_reads=facts.max_model_len)
     tokenizer = _tokenizer_in(facts.source)
+    pictures = _pictures_for(tokenizer, facts, settings, facts.source)
     served = ServedModel(
         engine=VllmEngine(config, facts.backend),
         tokenizer=tokenizer,
-        fingerprint=facts.fingerprint,
+        fingerprint=fingerprint_with(pictures, facts.fingerprint),
         build={"torch": version("torch"), "device": facts.device, "dtype": facts.dtype},
+        pictures=pictures,
         adapters=facts.adapters,
         grammars=_grammars_for(tokenizer, config),
     )
@@ -362,17 +363,14 @@ def _tokenizer_in(source: Path) -> ModelTokenizer:
 
 
 def _pictures_for(
-    tokenizer: ModelTokenizer, facts: "ConfigFacts", settings: Settings
+    tokenizer: ModelTokenizer, facts: "ConfigFacts | VllmFacts", settings: Settings, source: Path
 ) -> PictureProcessor | None:
     if settings.pictures and not facts.reads_pictures:
         raise ModelRefused("pictures is set, but pictures of this type of model are not read")
     if not settings.pictures:
         return None
-    most = settings.max_picture_pixels
-    if most is None and facts.device == "cpu":
-        most = CPU_PICTURE_PIXELS
-    source = str(facts.tokenizer_source)
-    return PictureProcessor.load(source, tokenizer.backend, max_pixels=most)
+    most = limit_on(facts.device, settings.max_picture_pixels)
+    return PictureProcessor.load(str(source), tokenizer.backend, max_pixels=most)
 
 
 def _largest_picture(settings: Settings, source: Path) -> Mapping[str, Any]:

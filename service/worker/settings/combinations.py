@@ -18,10 +18,10 @@ MIN_DRAFTED_STEP_TOKENS = 2
 #: Settings of the native engine alone.
 NATIVE_ONLY = (
     *("attention_backend", "batch_mode", "block_size", "class_shares"),
-    *("device", "dynamic_batching", "kv_cache_dtype", "max_picture_pixels"),
+    *("device", "dynamic_batching", "kv_cache_dtype"),
     *("max_prefill_tokens", "max_speculative_step_tokens", "model_path", "num_host_blocks"),
     *("num_speculative_tokens", "num_state_snapshots", "state_snapshot_blocks"),
-    *("picture_decode_bytes", "picture_decode_seconds", "pictures", "pooling", "preemption_mode"),
+    *("pooling", "preemption_mode"),
     *("quantization", "remember_checks", "shared_weights", "shared_weights_bytes", "task"),
     "watermark",
 )

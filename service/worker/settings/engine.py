@@ -57,9 +57,9 @@ class ModelSettings(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model runs."""
     pictures: bool = False
-    """Read the pictures of chats: also loads the model's encoder of pictures, and computes with the
-    model's own code (`model_path` wide). Needs Pillow (the extra `pictures`), and a model of a type
-    whose pictures are read.
+    """Read the pictures of chats: also loads the model's encoder of pictures. The native engine
+    then computes with the model's own code (`model_path` wide). Needs Pillow (the extra
+    `pictures`), and a model of a type whose pictures are read.
     """
     task: Literal["auto", "generate", "embed", "classify"] = "auto"
     """What the model makes: `generate` text, `embed` texts as vectors, or `classify` with a
