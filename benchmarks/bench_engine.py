@@ -58,12 +58,7 @@ class BenchedEngine:
             max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
             # Off, because runs repeat their prompts, and their computation is to be measured.
             enable_prefix_caching=False,
-        ).with_states(
-            facts.num_state_slots,
-            facts.num_host_state_slots,
-            facts.num_state_snapshots,
-            facts.state_copy_seconds,
-        )
+        ).with_states(facts.states)
         self._engine = Engine(self.config, self.runner)
 
     def compute_by(self, runner: Runner) -> None:

@@ -25,6 +25,23 @@ KVCacheDtype = Literal["auto", "int8"]
 BatchMode = Literal["mixed", "prefer-decode", "prefer-prefill"]
 
 
+@dataclass(frozen=True, slots=True)
+class StateCapacity:
+    """What a model has memory for, if its layers have a recurrent state.
+
+    Args:
+        num_slots: of running requests.
+        num_host_slots: of swapped ones.
+        num_snapshots: states that the prefix cache keeps.
+        copy_seconds: to copy one state to the host and back.
+    """
+
+    num_slots: int
+    num_host_slots: int
+    num_snapshots: int
+    copy_seconds: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Sizes and rules of one engine.
@@ -122,28 +139,26 @@ class EngineConfig:
         """The most tokens of a request, limited by the model and by the size of the pool."""
         return min(self.max_model_len, self.num_blocks * self.block_size)
 
-    def with_states(
-        self, num_slots: int, num_host_slots: int, num_snapshots: int, copy_seconds: float
-    ) -> "EngineConfig":
-        """The configuration for a model with so many slots for recurrent states, if there are any.
+    def with_states(self, states: StateCapacity | None) -> "EngineConfig":
+        """The configuration for a model that keeps recurrent states, or None for one that does not.
 
         Without speculation, and without snapshots also without the prefix cache, which is logged.
         """
-        if not num_slots:
+        if states is None:
             return self
         if self.num_speculative_tokens:
             logger.info("the model has a recurrent state: no drafts, since none can be taken back")
-        if self.enable_prefix_caching and not num_snapshots:
+        if self.enable_prefix_caching and not states.num_snapshots:
             logger.info(
                 "the model has a recurrent state, and no snapshots of it are kept: no prefix cache"
             )
-        caches = self.enable_prefix_caching and num_snapshots > 0
+        caches = self.enable_prefix_caching and states.num_snapshots > 0
         return replace(
             self,
-            num_state_slots=num_slots,
-            num_host_state_slots=num_host_slots,
-            num_state_snapshots=num_snapshots if caches else 0,
-            state_copy_seconds=copy_seconds,
+            num_state_slots=states.num_slots,
+            num_host_state_slots=states.num_host_slots,
+            num_state_snapshots=states.num_snapshots if caches else 0,
+            state_copy_seconds=states.copy_seconds,
             enable_prefix_caching=caches,
             num_speculative_tokens=0,
         )

@@ -70,12 +70,7 @@ class QuireEngine:
                 block_size=facts.block_size,
                 max_num_seqs=MAX_NUM_SEQS,
                 max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
-            ).with_states(
-                facts.num_state_slots,
-                facts.num_host_state_slots,
-                facts.num_state_snapshots,
-                facts.state_copy_seconds,
-            ),
+            ).with_states(facts.states),
             runner,
         )
         self.facts: dict[str, object] = {

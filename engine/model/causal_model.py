@@ -4,6 +4,7 @@ Knows no request and no sampling: the input is a flattened step, the output has 
 for each token to sample.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -110,14 +111,16 @@ def state_shapes_of(model: CausalModel) -> Sequence[StateShapes]:
     return model.state_shapes if isinstance(model, Recurrent) else ()
 
 
-@runtime_checkable
-class Chooser(Protocol):
-    """A decoder that can also compute the argmax of the logits, without returning the logits."""
+class Chooser(ABC):
+    """A decoder that can also compute the argmax of the logits, without returning the logits.
 
+    Every step asks for it, and looking at a protocol takes as long as a layer of a small model.
+    """
+
+    @abstractmethod
     def choose(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
         """Like `forward`, but return the argmax of each row of logits, [logit rows].
 
         Of equal logits, the first wins. `BROKEN` if the largest logit is not finite; a NaN counts
         as the largest.
         """
-        ...

@@ -3,6 +3,7 @@
 import pytest
 
 from engine.cache.state_tags import StateTags
+from engine.config import StateCapacity
 from engine.request import NO_SLOT, FinishReason, Priority
 from tests.engine.builders import Machine, expected_tokens, make_config, make_request
 
@@ -10,8 +11,8 @@ from tests.engine.builders import Machine, expected_tokens, make_config, make_re
 def make_machine(
     *, num_slots: int = 8, num_host_slots: int = 8, num_snapshots: int = 0, ahead=False, **config
 ) -> Machine:
-    states = make_config(**config).with_states(num_slots, num_host_slots, num_snapshots, 0.0)
-    return Machine(states, runs_ahead=ahead)
+    states = StateCapacity(num_slots, num_host_slots, num_snapshots, 0.0)
+    return Machine(make_config(**config).with_states(states), runs_ahead=ahead)
 
 
 def served(machine: Machine, *requests) -> Machine:
@@ -100,15 +101,18 @@ def test_a_state_that_is_misplaced_is_noticed(monkeypatch, caplog):
 
 def test_a_model_with_a_state_has_no_drafts_and_without_snapshots_no_prefix_cache(caplog):
     caplog.set_level("INFO")
-    config = make_config(num_speculative_tokens=3).with_states(2, 1, 4, 0.5)
+    config = make_config(num_speculative_tokens=3).with_states(StateCapacity(2, 1, 4, 0.5))
     assert config.enable_prefix_caching
     assert config.num_speculative_tokens == 0
     assert (config.num_state_slots, config.num_host_state_slots) == (2, 1)
     assert config.num_state_snapshots == 4
     assert "no drafts" in caplog.text and "no prefix cache" not in caplog.text
-    assert not make_config().with_states(2, 1, 0, 0.5).enable_prefix_caching
+    assert not make_config().with_states(StateCapacity(2, 1, 0, 0.5)).enable_prefix_caching
     assert "no prefix cache" in caplog.text
     assert (
-        make_config(enable_prefix_caching=False).with_states(1, 1, 4, 0.5).num_state_snapshots == 0
+        make_config(enable_prefix_caching=False)
+        .with_states(StateCapacity(1, 1, 4, 0.5))
+        .num_state_snapshots
+        == 0
     )
-    assert make_config().with_states(0, 0, 4, 0.0) == make_config()
+    assert make_config().with_states(None) == make_config()

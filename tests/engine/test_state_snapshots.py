@@ -5,6 +5,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from engine.cache.state_tags import StateTags
+from engine.config import StateCapacity
 from engine.request import FinishReason, Priority
 from tests.engine.builders import Machine, expected_tokens, make_config, make_request
 
@@ -13,7 +14,8 @@ PREFIX = list(range(100, 112))
 
 def make_machine(*, num_snapshots: int = 4, ahead: bool = False, **config) -> Machine:
     values = {"num_host_blocks": 64} | config
-    return Machine(make_config(**values).with_states(8, 8, num_snapshots, 0.0), runs_ahead=ahead)
+    states = StateCapacity(8, 8, num_snapshots, 0.0)
+    return Machine(make_config(**values).with_states(states), runs_ahead=ahead)
 
 
 def request_behind(name: str, *tail: int, **options):
@@ -218,7 +220,7 @@ def test_whatever_is_cached_evicted_or_preempted_each_request_says_what_it_says_
     sizes, num_snapshots, num_host_slots, ahead, plan
 ):
     """The laws are checked after every step; the fake model compares state and cache."""
-    config = make_config(**sizes).with_states(5, num_host_slots, num_snapshots, 0.1)
+    config = make_config(**sizes).with_states(StateCapacity(5, num_host_slots, num_snapshots, 0.1))
     machine = Machine(config, runs_ahead=ahead)
     requests, aborts = [], {}
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.model.causal_model import StepInputs
+from engine.model.causal_model import Chooser, StepInputs
 from engine.model.decoder.decoder_adapters import DecoderAdapter
 from engine.model.decoder.decoder_config import Activation, DecoderConfig, Experts, NotSupported
 from engine.model.decoder.decoder_weights import (
@@ -59,7 +59,7 @@ NO_EXPERTS = Experts(num_experts=0, num_chosen=0, size=0, normalizes=False)
 _Pointers = ctypes.Array[ctypes.c_void_p]
 
 
-class NativeDecoder:
+class NativeDecoder(Chooser):
     """The common decoder on a CPU.
 
     Inside a block, keys and values have the kernels' own layout, so only the kernels can read them.

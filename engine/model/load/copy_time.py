@@ -7,6 +7,7 @@ import torch
 
 from engine.batch import BlockCopy, StateCopy
 from engine.model.device.kv_pool import KVPool
+from engine.model.device.state_pool import StatePool
 
 #: Blocks per measured copy: those of a request of medium length.
 NUM_MEASURED_BLOCKS = 16
@@ -34,11 +35,10 @@ def block_copy_seconds(
 
 
 def state_copy_seconds(
-    kv_pool: KVPool, device: torch.device, now: Callable[[], float] | None
+    states: StatePool, device: torch.device, now: Callable[[], float] | None
 ) -> float:
-    """The same for one recurrent state; 0.0 without one."""
-    states = kv_pool.states
-    if states is None or not states.num_host_slots or now is None:
+    """The same for one recurrent state."""
+    if not states.num_host_slots or now is None:
         return 0.0
     states.fill([0], 1, 0.0)
     copies = [StateCopy(0, 0, 1)]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from engine.config import NUM_SEQS, KVCacheDtype
+from engine.config import NUM_SEQS, KVCacheDtype, StateCapacity
 from engine.errors import ModelRefused
 from engine.model.attention.interface import AttentionUnavailable
 from engine.model.decoder.decoder import Decoder
@@ -362,9 +362,10 @@ def _facts(
         device=chosen.device.type,
         adapters=chosen.adapters,
         reads_pictures=chosen.reads_pictures,
-        num_state_slots=0 if states is None else states.num_slots,
-        num_host_state_slots=0 if states is None else states.num_host_slots,
-        num_state_snapshots=0 if states is None else states.num_snapshots,
-        bytes_per_state=0 if states is None else states.bytes_per_state,
-        state_copy_seconds=state_copy_seconds(kv_pool, chosen.device, now),
+        states=None
+        if states is None
+        else StateCapacity(
+            *(states.num_slots, states.num_host_slots, states.num_snapshots),
+            state_copy_seconds(states, chosen.device, now),
+        ),
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from engine.batch import Batch, BatchRow, ComputedStep, LaunchedStep, StepResult
-from engine.config import MAX_SCORED_TOKENS
+from engine.config import MAX_SCORED_TOKENS, StateCapacity
 from engine.constraint import why_no_token
 from engine.errors import DeviceFailed
 from engine.logprobs import Logprobs
@@ -41,10 +41,7 @@ class ConfigFacts:
         tokenizer_source: the folder with the tokenizer files, or the GGUF file.
         bytes_per_block: of one block, all layers.
         block_copy_seconds: measured, to copy one block to the host and back.
-        num_state_slots, num_host_state_slots, num_state_snapshots: for recurrent states; 0 for a
-            model without.
-        bytes_per_state: of one state, all layers.
-        state_copy_seconds: as `block_copy_seconds`, for one state.
+        states: None for a model without recurrent states.
         max_num_seqs, max_num_batched_tokens: as configured, or the default of the device.
         dtype, device: the resolved values of "auto".
         adapters: the fingerprints of the adapters that requests may use, by name.
@@ -67,11 +64,7 @@ class ConfigFacts:
     device: str
     adapters: Mapping[str, str] = field(default_factory=dict)
     reads_pictures: bool = False
-    num_state_slots: int = 0
-    num_host_state_slots: int = 0
-    num_state_snapshots: int = 0
-    bytes_per_state: int = 0
-    state_copy_seconds: float = 0.0
+    states: StateCapacity | None = None
 
 
 @dataclass(frozen=True, slots=True)

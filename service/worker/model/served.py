@@ -330,12 +330,7 @@ def _config_from(facts: "ConfigFacts", settings: Settings) -> EngineConfig:
         eos_token_ids=facts.eos_token_ids,
         adapters=facts.adapters,
         reads_pictures=facts.reads_pictures,
-    ).with_states(
-        facts.num_state_slots,
-        facts.num_host_state_slots,
-        facts.num_state_snapshots,
-        facts.state_copy_seconds,
-    )
+    ).with_states(facts.states)
 
 
 def _warn_of_lengths(settings: Settings, config: EngineConfig, *, model_reads: int) -> None:

@@ -258,8 +258,7 @@ def engine_over(runner: ModelRunner, **overrides) -> Engine:
     }
     poison(runner)
     config = EngineConfig(**(values | overrides))
-    states = facts.num_state_slots, facts.num_host_state_slots, facts.num_state_snapshots
-    return Engine(config.with_states(*states, facts.state_copy_seconds), runner)
+    return Engine(config.with_states(facts.states), runner)
 
 
 def generate(

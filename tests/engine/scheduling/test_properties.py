@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.batch import UNKNOWN_TOKEN, Batch, DecodeRows
-from engine.config import EngineConfig
+from engine.config import EngineConfig, StateCapacity
 from engine.request import Priority, Progress, Request, RequestState
 from engine.scheduling.decode_set import limit_of
 from tests.engine.builders import (
@@ -50,10 +50,14 @@ plain_configs = st.builds(
 configs = st.builds(
     EngineConfig.with_states,
     plain_configs,
-    num_slots=st.sampled_from([0, 0, 1, 6]),
-    num_host_slots=st.sampled_from([0, 1, 6]),
-    num_snapshots=st.sampled_from([0, 1, 3, 12]),
-    copy_seconds=st.sampled_from([0.0, 0.1]),
+    st.none()
+    | st.builds(
+        StateCapacity,
+        num_slots=st.sampled_from([1, 6]),
+        num_host_slots=st.sampled_from([0, 1, 6]),
+        num_snapshots=st.sampled_from([0, 1, 3, 12]),
+        copy_seconds=st.sampled_from([0.0, 0.1]),
+    ),
 )
 
 #: Configurations in which no running request skips a step.

@@ -12,6 +12,7 @@ from functools import cache, partial
 from typing import Any
 
 from engine.batch import Batch, BatchRow
+from engine.config import StateCapacity
 from engine.engine import Engine
 from engine.errors import DeviceFailed
 from engine.fake_runner import FakeRunner, Script, fake_next_token
@@ -165,7 +166,7 @@ class Fleet:
         index = self.slots.index(slot)
         if index % 3 == 1:
             # A model with a recurrent state: its requests continue on workers without, and back.
-            config = config.with_states(config.max_num_seqs, 2, 3, 0.0)
+            config = config.with_states(StateCapacity(config.max_num_seqs, 2, 3, 0.0))
         runner = self._runner(
             num_blocks=config.num_blocks,
             block_size=config.block_size,

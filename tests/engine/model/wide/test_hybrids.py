@@ -73,7 +73,7 @@ CONVOLUTIONS = [name for name in FAMILIES if name.startswith("lfm2")]
 def test_the_fast_path_has_the_tokens_of_transformers_preempted_and_resumed(name, tmp_path):
     folder = save_model(FAMILIES[name], tmp_path)
     runner, expected = make_runner(folder, model_path="fast"), Oracle(folder).alone()
-    assert isinstance(runner.model, NativeDecoder) and runner.config_facts.num_state_slots == 8
+    assert isinstance(runner.model, NativeDecoder) and runner.config_facts.states.num_slots == 8
     check_generated(runner, expected)
 
 

@@ -110,8 +110,8 @@ def test_alone_chunked_preempted_resumed_and_batched_the_tokens_are_those_of_gen
 ):
     folder = folder_of(kind)
     runner, expected = make_runner(folder, model_path="wide"), Oracle(folder).alone()
-    assert runner.config_facts.num_state_slots == 8
-    assert bytes_of_state(folder) == runner.config_facts.bytes_per_state > 0
+    assert runner.config_facts.states.num_slots == 8
+    assert bytes_of_state(folder) == runner.kv_pool.states.bytes_per_state > 0
     assert generate(runner, requests_of()).tokens == expected
     check_generated(runner, expected)
 
