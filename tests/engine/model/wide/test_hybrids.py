@@ -89,5 +89,5 @@ def test_the_fast_path_reads_only_states_that_a_step_has_written(tmp_path, monke
     runner = make_runner(save_model(FAMILIES[CONVOLUTIONS[0]], tmp_path), model_path="fast")
     monkeypatch.setattr(StateTags, "commit", lambda self, turn: None)
     for sampling in ({}, {"temperature": 1.0}):
-        with pytest.raises(DeviceFailed, match="is not that after"):
+        with pytest.raises(DeviceFailed, match="has no recurrent state after"):
             generate(runner, requests_of(**sampling))
