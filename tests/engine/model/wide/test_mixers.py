@@ -220,7 +220,7 @@ def test_a_mixer_that_loses_its_state_is_noticed_by_the_probe(kind, folder_of, m
     forgetful = {name: Forgetful(mixer) for name, mixer in mixers._MIXER_OF.items()}
     monkeypatch.setattr(mixers, "_MIXER_OF", forgetful)
     with pytest.raises(ModelRefused, match="has other logits with paged attention"):
-        make_runner(folder_of(kind))
+        make_runner(folder_of(kind), model_path="wide")
 
 
 def late(runner, *, ahead: bool, **options) -> dict[str, list[int]]:

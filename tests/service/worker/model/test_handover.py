@@ -104,7 +104,8 @@ def test_every_setting_of_the_model_reaches_its_loader(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     asked = inspect.signature(engine.model.load.load_runner.load_runner).parameters.keys()
-    assert FOR_THE_MODEL.keys() == asked - {"path", "num_blocks", "now", "adapters", "load"}
+    not_settings = {"path", "num_blocks", "now", "adapters", "load", "largest_picture"}
+    assert FOR_THE_MODEL.keys() == asked - not_settings
     assert defaults_among(FOR_THE_MODEL) == []
     told: dict[str, Any] = {}
 
