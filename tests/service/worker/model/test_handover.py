@@ -129,7 +129,7 @@ def test_every_setting_of_the_model_reaches_its_loader(
     )
     with pytest.raises(ModelRefused, match="told enough"):
         load_model(settings)
-    assert callable(told.pop("now"))
+    assert callable(told.pop("now")) and callable(told.pop("largest_picture"))
     assert told.pop("load").keywords == {"pictures": True, "quantization": "int4"}
     named = {"path": "a/model", "num_blocks": None, "adapters": folders}
     assert told == FOR_THE_MODEL | named
