@@ -142,7 +142,7 @@ class RecurrentKernels:
 
         Args:
             rows: of the step.
-            inputs: [tokens, channels]; a token's channels are adjacent.
+            inputs: [tokens, channels].
             history: [buffers, taps - 1, channels], the inputs before, oldest first.
             convolution: its weights.
             has_silu: whether outputs go through SiLU.
@@ -151,7 +151,8 @@ class RecurrentKernels:
         taps, bias = convolution
         num_tokens, channels = inputs.shape
         assert taps.shape[1] == channels and history.shape[1:] == (len(taps) - 1, channels)
-        assert inputs.stride(1) == 1
+        if inputs.stride(1) != 1:
+            inputs = inputs.contiguous()
         outputs = torch.empty(num_tokens, channels)
         struct = ConvolutionStruct(
             weights=TapsStruct(_whole(taps), None if bias is None else _whole(bias), len(taps)),
