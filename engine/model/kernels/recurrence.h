@@ -21,13 +21,8 @@
 
 namespace quire {
 
-// Columns of a unit, in registers: their sums, and more of them than one addition's latency needs.
-#if defined(__AVX512F__)
-constexpr int STATE_PARTS = 4;
-#else
-constexpr int STATE_PARTS = 2;
-#endif
-constexpr int64_t STATE_COLUMNS = STATE_PARTS * PART_LANES;
+// Registers of adjacent columns in a unit. Three times as many are in use: changes and two sums.
+constexpr int WIDE = REGISTERS / 4, NARROW = WIDE / 2;
 
 // What the keys of one head's state are multiplied with for one token: `key_dim` numbers each.
 struct TokenFactors {
@@ -40,9 +35,9 @@ struct RecurrenceScratch {
   float* columns;  // The state of a unit between its first and its last token.
   TokenFactors factors[2];
 
-  static int64_t size(int64_t key_dim) { return key_dim * (STATE_COLUMNS + 8); }
+  static int64_t size(int64_t key_dim) { return key_dim * (WIDE * PART_LANES + 8); }
   RecurrenceScratch(float* memory, int64_t key_dim) : columns(memory) {
-    memory += key_dim * STATE_COLUMNS;
+    memory += key_dim * WIDE * PART_LANES;
     for (TokenFactors& each : factors)
       for (float** array : {&each.decays, &each.keys, &each.queries, &each.decayed_keys}) {
         *array = memory;
@@ -75,10 +70,11 @@ inline void read_factors(const QuireRecurrence& of, int64_t token, int64_t head,
   }
 }
 
-// `PARTS_OF_UNIT` registers of adjacent columns, or the last `count` columns of a head.
-template <int PARTS_OF_UNIT, bool IS_WHOLE>
+// Registers of adjacent columns, or, in one register, the last `count` columns of a head.
+template <int NUM_REGISTERS, bool IS_WHOLE>
 struct Columns {
-  static constexpr int SIZE = PARTS_OF_UNIT;
+  static constexpr int SIZE = NUM_REGISTERS;
+  static constexpr int64_t STRIDE = NUM_REGISTERS * PART_LANES;
   int64_t count;
 
   PartVector load(const float* from, int part) const {
@@ -90,6 +86,11 @@ struct Columns {
   void store(float* to, int part, PartVector value) const {
     if (IS_WHOLE) return quire::store(to + part * PART_LANES, value);
     for (int64_t i = 0; i < count; i++) to[i] = value[i];
+  }
+  // Stores past the caches, which may need their lines for what is read before the state is.
+  void store_past_caches(float* to, int part, PartVector value) const {
+    if (IS_WHOLE && (uintptr_t)to % PART_BYTES == 0) return stream(to + part * PART_LANES, value);
+    store(to, part, value);
   }
 };
 
@@ -105,9 +106,9 @@ inline void recall(const C& columns, const float* state, int64_t stride, int64_t
   for (int i = 0; i < C::SIZE; i++) sums[i] = found[i];
 }
 
-// Updates the state with a token, from one place to another, and computes its output. With
-// `recalls`, also S^T next of the new state: what the next token needs, while S is in registers.
-template <bool RECALLS, class C>
+// Updates the state with a token, from one place to another, and computes its output. With RECALLS,
+// also S^T next of the new state: what the next token needs, while the state is in registers.
+template <bool RECALLS, bool IS_STREAMED, class C>
 inline void update(const C& columns, const float* from, int64_t from_stride, float* to,
                    int64_t to_stride, int64_t key_dim, const TokenFactors& token,
                    const PartVector* change, const float* next, PartVector* output,
@@ -118,7 +119,10 @@ inline void update(const C& columns, const float* from, int64_t from_stride, flo
     for (int i = 0; i < C::SIZE; i++) {
       const PartVector kept = columns.load(from + k * from_stride, i) * token.decays[k];
       const PartVector state = multiply_add(added[i], token.keys[k] - PartVector{}, kept);
-      columns.store(to + k * to_stride, i, state);
+      if (IS_STREAMED)
+        columns.store_past_caches(to + k * to_stride, i, state);
+      else
+        columns.store(to + k * to_stride, i, state);
       found[i] = multiply_add(state, token.queries[k] - PartVector{}, found[i]);
       if (RECALLS) recalled[i] = multiply_add(state, next[k] - PartVector{}, recalled[i]);
     }
@@ -149,48 +153,67 @@ void recur_columns(const QuireRows& rows, const QuireRecurrence& of, int64_t row
     for (int i = 0; i < C::SIZE; i++)
       change[i] = (columns.load(values, i) - known[i]) * strength;
     float* const to = is_last ? state_of(rows.writes[row]) : scratch.columns;
-    const int64_t to_stride = is_last ? of.value_dim : STATE_COLUMNS;
+    const int64_t to_stride = is_last ? of.value_dim : C::STRIDE;
     if (!is_last) read_factors(of, t + 1, head, next);
     if (of.corrects && !is_last)
-      update<true>(columns, from, stride, to, to_stride, of.key_dim, token, change,
-                   next.decayed_keys, output, known);
+      update<true, false>(columns, from, stride, to, to_stride, of.key_dim, token, change,
+                          next.decayed_keys, output, known);
+    else if (is_last && num_tokens == 1)
+      update<false, true>(columns, from, stride, to, to_stride, of.key_dim, token, change, nullptr,
+                          output, known);
     else
-      update<false>(columns, from, stride, to, to_stride, of.key_dim, token, change, nullptr,
-                    output, known);
+      update<false, false>(columns, from, stride, to, to_stride, of.key_dim, token, change, nullptr,
+                           output, known);
     float* const outputs = of.outputs + (t * of.num_heads + head) * of.value_dim + column;
     const float skip = of.skips == nullptr ? 0.0f : of.skips[head];
     for (int i = 0; i < C::SIZE; i++)
       columns.store(outputs, i,
                     multiply_add(columns.load(values, i), skip - PartVector{}, output[i]));
-    from = scratch.columns, stride = STATE_COLUMNS;
+    from = scratch.columns, stride = C::STRIDE;
     std::swap(token, next);
   }
 }
 
-// The units of a head: first blocks of STATE_COLUMNS columns, then single registers.
-inline int64_t units_of_head(const QuireRecurrence& of) {
-  const int64_t rest = of.value_dim % STATE_COLUMNS;
-  return of.value_dim / STATE_COLUMNS + (rest + PART_LANES - 1) / PART_LANES;
-}
+// The units of a head: wide ones, then at most one narrow one, then single registers.
+struct HeadUnits {
+  int64_t value_dim, num_wide, num_narrow, num_single;
+
+  explicit HeadUnits(int64_t value_dim) : value_dim(value_dim) {
+    constexpr int64_t wide = WIDE * PART_LANES, narrow = NARROW * PART_LANES;
+    num_wide = value_dim / wide;
+    num_narrow = value_dim % wide / narrow;
+    num_single = (value_dim % narrow + PART_LANES - 1) / PART_LANES;
+  }
+  int64_t count() const { return num_wide + num_narrow + num_single; }
+
+  // Calls body(first column, columns) for one unit.
+  template <class Body>
+  void visit(int64_t unit, const Body& body) const {
+    if (unit < num_wide) return body(unit * WIDE * PART_LANES, Columns<WIDE, true>{0});
+    int64_t column = num_wide * WIDE * PART_LANES;
+    unit -= num_wide;
+    if (unit < num_narrow) return body(column, Columns<NARROW, true>{0});
+    column += num_narrow * NARROW * PART_LANES + (unit - num_narrow) * PART_LANES;
+    const int64_t left = value_dim - column;
+    if (left >= PART_LANES) return body(column, Columns<1, true>{0});
+    body(column, Columns<1, false>{left});
+  }
+};
 
 // One thread's part of a recurrence; all threads of a team call it, with a barrier before and after.
 // `scratch` has RecurrenceScratch::size(key_dim) numbers.
 inline void recur(const QuireRows& rows, const QuireRecurrence& of, Team& team, int member,
                   float* scratch) {
   const RecurrenceScratch memory(scratch, of.key_dim);
-  const int64_t blocks = of.value_dim / STATE_COLUMNS, units = units_of_head(of);
-  for (int64_t i = member; i < rows.num_rows * of.num_heads * units; i = team.take()) {
-    const int64_t row = i / units / of.num_heads, head = i / units % of.num_heads;
-    const int64_t unit = i % units, column = blocks * STATE_COLUMNS + (unit - blocks) * PART_LANES;
-    const int64_t left = of.value_dim - column;
-    if (unit < blocks)
-      recur_columns(rows, of, row, head, unit * STATE_COLUMNS, Columns<STATE_PARTS, true>{0},
-                    memory);
-    else if (left >= PART_LANES)
-      recur_columns(rows, of, row, head, column, Columns<1, true>{0}, memory);
-    else
-      recur_columns(rows, of, row, head, column, Columns<1, false>{left}, memory);
+  const HeadUnits units(of.value_dim);
+  const int64_t total = rows.num_rows * of.num_heads * units.count();
+  for (int64_t i = member; i < total; i = team.take()) {
+    const int64_t row = i / units.count() / of.num_heads, head = i / units.count() % of.num_heads;
+    units.visit(i % units.count(), [&](int64_t column, const auto& columns) {
+      recur_columns(rows, of, row, head, column, columns, memory);
+    });
   }
+  finish_streams();
 }
 
 }  // namespace quire

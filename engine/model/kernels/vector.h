@@ -7,7 +7,7 @@
 
 #include <cstdint>
 #include <cstring>
-#if defined(__FMA__)
+#if defined(__SSE__)
 #include <immintrin.h>
 #endif
 
@@ -64,6 +64,26 @@ inline PartVector multiply_add(PartVector a, PartVector b, PartVector c) {
   return (PartVector)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #else
   return a * b + c;
+#endif
+}
+
+// Stores to an address aligned to a register, past the caches where the target can. Other threads
+// see it after finish_streams() and a barrier.
+inline void stream(float* to, PartVector value) {
+#if defined(__AVX512F__)
+  _mm512_stream_ps(to, (__m512)value);
+#elif defined(__AVX__)
+  _mm256_stream_ps(to, (__m256)value);
+#elif defined(__SSE__)
+  _mm_stream_ps(to, (__m128)value);
+#else
+  store(to, value);
+#endif
+}
+
+inline void finish_streams() {
+#if defined(__SSE__)
+  _mm_sfence();
 #endif
 }
 
