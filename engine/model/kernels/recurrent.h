@@ -41,7 +41,19 @@ struct QuireRecurrence {
   float epsilon;       // Of the norms of queries and keys; negative: they are not normalized.
 };
 
+// The selective state space of Mamba; see selection.h.
+struct QuireSelection {
+  const float *inputs, *sizes;  // [tokens][channels]
+  const float *into, *out_of;   // [tokens][num_groups][state_size]
+  const float* rates;           // [state_size][channels], negative.
+  const float* skips;           // [channels]
+  float* states;                // [buffers][state_size][channels]
+  float* outputs;               // [tokens][channels]
+  int64_t channels, num_groups, state_size;
+};
+
 // They return 0, or 1 if there is not enough memory; nothing is computed then.
 int64_t quire_convolve(const QuireRows* rows, const QuireConvolution* of, int64_t num_threads);
 int64_t quire_recur(const QuireRows* rows, const QuireRecurrence* of, int64_t num_threads);
+int64_t quire_select(const QuireRows* rows, const QuireSelection* of, int64_t num_threads);
 }

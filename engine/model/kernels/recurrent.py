@@ -64,6 +64,16 @@ class RecurrenceStruct(ctypes.Structure):
     ]
 
 
+class SelectionStruct(ctypes.Structure):
+    """QuireSelection."""
+
+    _fields_ = [
+        *fields(_Pointer, "inputs", "sizes", "into", "out_of", "rates", "skips"),
+        *fields(_Pointer, "states", "outputs"),
+        *fields(_Integer, "channels", "num_groups", "state_size"),
+    ]
+
+
 class Convolution(NamedTuple):
     """The weights of a causal convolution of each channel.
 
@@ -108,6 +118,24 @@ class MatrixInputs(NamedTuple):
     epsilon: float | None = None
 
 
+class SelectionInputs(NamedTuple):
+    """The inputs of a selective state space; see selection.h.
+
+    Args:
+        value, size: of each channel, and its step size, [tokens, channels].
+        into, out_of: b and c, [tokens, groups, state_size]; each group has as many channels.
+        rate: A, [state_size, channels].
+        skip: D, [channels].
+    """
+
+    value: torch.Tensor
+    size: torch.Tensor
+    into: torch.Tensor
+    out_of: torch.Tensor
+    rate: torch.Tensor
+    skip: torch.Tensor
+
+
 class RecurrentKernels:
     """The functions of a variant's library.
 
@@ -120,6 +148,7 @@ class RecurrentKernels:
         for name, struct in (
             ("quire_convolve", ConvolutionStruct),
             ("quire_recur", RecurrenceStruct),
+            ("quire_select", SelectionStruct),
         ):
             function = getattr(self._library, name)
             function.restype = _Integer
@@ -147,6 +176,9 @@ class RecurrentKernels:
             convolution: its weights.
             has_silu: whether outputs go through SiLU.
             rounds_to_bfloat16: whether they are rounded after that, to numbers of bfloat16.
+
+        Raises:
+            MemoryError: there is not enough memory; nothing was computed.
         """
         taps, bias = convolution
         num_tokens, channels = inputs.shape
@@ -164,7 +196,7 @@ class RecurrentKernels:
             has_silu=has_silu,
             rounds_to_bfloat16=rounds_to_bfloat16,
         )
-        self._library.quire_convolve(rows, struct, torch.get_num_threads())
+        self._call("quire_convolve", rows, struct)
         return outputs
 
     def recur(self, rows: RowsStruct, states: torch.Tensor, inputs: MatrixInputs) -> torch.Tensor:
@@ -206,9 +238,48 @@ class RecurrentKernels:
             query_factor=inputs.query_factor,
             epsilon=-1.0 if inputs.epsilon is None else inputs.epsilon,
         )
-        if self._library.quire_recur(rows, struct, torch.get_num_threads()) != 0:
-            raise MemoryError("not enough memory for the recurrence of a step")
+        self._call("quire_recur", rows, struct)
         return outputs
+
+    def select(
+        self, rows: RowsStruct, states: torch.Tensor, inputs: SelectionInputs
+    ) -> torch.Tensor:
+        """The outputs [tokens, channels]; states are updated at the buffers of the rows.
+
+        Args:
+            rows: of the step.
+            states: [buffers, state_size, channels].
+            inputs: of all tokens of the step.
+
+        Raises:
+            MemoryError: there is not enough memory; nothing was computed.
+        """
+        value, size, into, out_of, rate, skip = inputs
+        _, num_groups, state_size = into.shape
+        channels = value.shape[1]
+        assert states.shape[1:] == rate.shape == (state_size, channels)
+        assert size.shape == value.shape and out_of.shape == into.shape
+        assert channels % num_groups == 0 and skip.shape == (channels,)
+        outputs = torch.empty(value.shape)
+        struct = SelectionStruct(
+            inputs=_whole(value),
+            sizes=_whole(size),
+            into=_whole(into),
+            out_of=_whole(out_of),
+            rates=_whole(rate),
+            skips=_whole(skip),
+            states=_whole(states),
+            outputs=_whole(outputs),
+            channels=channels,
+            num_groups=num_groups,
+            state_size=state_size,
+        )
+        self._call("quire_select", rows, struct)
+        return outputs
+
+    def _call(self, name: str, rows: RowsStruct, struct: ctypes.Structure) -> None:
+        if getattr(self._library, name)(rows, struct, torch.get_num_threads()) != 0:
+            raise MemoryError("not enough memory for the recurrence of a step")
 
 
 def recurrent_kernels(device: torch.device) -> RecurrentKernels | None:

@@ -102,7 +102,15 @@ inline Vector maximum(Vector a, Vector b) {
 #if defined(__AVX512F__)
   return (Vector)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b);
 #else
-  return a > b ? a : b;
+  // Part by part: the compiler would compare larger vectors lane by lane.
+  Vector result;
+  for (int part = 0; part < PARTS; part++) {
+    const PartVector x = load<PartVector>((const float*)&a + part * PART_LANES);
+    const PartVector y = load<PartVector>((const float*)&b + part * PART_LANES);
+    const PartVector larger = x > y ? x : y;
+    store((float*)&result + part * PART_LANES, larger);
+  }
+  return result;
 #endif
 }
 inline float sum_of(Vector v) {
@@ -207,9 +215,7 @@ inline Vector tanh(Vector x) {
 // x * sigmoid(exponent). SiLU if both are the same.
 inline Vector times_sigmoid(Vector x, Vector exponent) {
   // Below -80, exponential() would leave the range in which it is accurate; the result is 0 there.
-  const Vector end = broadcast(-80.0f);
-  const Vector bounded = exponent < end ? end : exponent;
-  return x / (1.0f + exponential(-bounded));
+  return x / (1.0f + exponential(-maximum(broadcast(-80.0f), exponent)));
 }
 
 // Soft cap: limits x to the range from -cap to cap.

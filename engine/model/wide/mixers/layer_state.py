@@ -8,9 +8,14 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.model.kernels.recurrent import Convolution, MatrixInputs, RecurrentKernels
+from engine.model.kernels.recurrent import (
+    Convolution,
+    MatrixInputs,
+    RecurrentKernels,
+    SelectionInputs,
+)
 from engine.model.recurrence import RecurrentRows
-from engine.model.wide.mixers import matrix_state
+from engine.model.wide.mixers import matrix_state, selective_state
 from engine.model.wide.mixers.functions import activation, silu
 
 
@@ -89,5 +94,18 @@ class LayerState:
         if self._kernels is not None:
             return self._kernels.recur(self.rows.struct, self._parts[part], inputs)
         outputs, new = matrix_state.scan(self.rows, self.read(part), inputs)
+        self.write(part, new)
+        return outputs
+
+    def select(self, part: int, inputs: SelectionInputs) -> torch.Tensor:
+        """The outputs [tokens, channels] of a selective state space in float32.
+
+        Args:
+            part: the part of the state with a vector for each channel, [state_size, channels].
+            inputs: of all tokens of the step.
+        """
+        if self._kernels is not None:
+            return self._kernels.select(self.rows.struct, self._parts[part], inputs)
+        outputs, new = selective_state.scan(self.rows, self.read(part), inputs)
         self.write(part, new)
         return outputs

@@ -8,9 +8,14 @@ from hypothesis import strategies as st
 
 from engine.cache.state_tags import Turn
 from engine.model.kernels.build import VARIANTS
-from engine.model.kernels.recurrent import Convolution, MatrixInputs, RecurrentKernels
+from engine.model.kernels.recurrent import (
+    Convolution,
+    MatrixInputs,
+    RecurrentKernels,
+    SelectionInputs,
+)
 from engine.model.recurrence import RecurrentRows
-from engine.model.wide.mixers import matrix_state
+from engine.model.wide.mixers import matrix_state, selective_state
 from engine.model.wide.mixers.functions import silu
 from tests.engine.model.decoder.test_kernels import runnable
 
@@ -227,3 +232,48 @@ def test_a_convolution_in_pieces_has_the_same_bits(kernels, convolution):
         found.append(kernels.convolve(rows.struct, part.contiguous(), history, weights, **options))
         at = 1 - at
     assert torch.equal(torch.cat(found), wanted) and torch.equal(history[at], kept)
+
+
+def selection(tokens: int) -> SelectionInputs:
+    """Three groups of channels, whose sizes are no multiple of a vector."""
+    groups, size, channels = 3, 7, 66
+    return SelectionInputs(
+        drawn(tokens, channels),
+        torch.nn.functional.softplus(drawn(tokens, channels, seed=1)),
+        drawn(tokens, groups, size),
+        drawn(tokens, groups, size, seed=1),
+        -drawn(size, channels).exp(),
+        drawn(channels),
+    )
+
+
+def test_a_selective_state_space_is_that_of_torch_and_that_of_float64(kernels, threads):
+    lens, inputs = [1, 33, 36], selection(NUM_TOKENS)
+    states = drawn(6, 7, 66, seed=1)
+    rows = rows_of(lens, [0, 1, 2], [3, 4, 5])
+    exact = [each.double() for each in (states[rows.reads], *inputs)]
+    found = kernels.select(rows.struct, states, inputs)
+    for dtype in (torch.float32, torch.float64):
+        state, *given = (each.to(dtype) for each in exact)
+        wanted, new = selective_state.scan(rows, state, SelectionInputs(*given))
+        torch.testing.assert_close(found.to(dtype), wanted, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(states[rows.writes].to(dtype), new, rtol=1e-5, atol=1e-5)
+
+
+def test_a_selective_state_space_in_pieces_and_batches_has_the_same_bits(kernels):
+    inputs, before = selection(NUM_TOKENS), drawn(4, 7, 66, seed=1)
+
+    def computed(states, lens, reads, writes, first=0):
+        part = slice(first, first + sum(lens))
+        some = SelectionInputs(*(each[part].contiguous() for each in inputs[:4]), *inputs[4:])
+        return kernels.select(rows_of(lens, reads, writes).struct, states, some)
+
+    whole, pieces, batched = before.clone(), before.clone(), before.clone()
+    wanted = computed(whole, [NUM_TOKENS], [0], [1])
+    found, first = [], 0
+    for step, count in enumerate((1, 1, 19, 2, 30, 17)):
+        found.append(computed(pieces, [count], [step % 2], [1 - step % 2], first))
+        first += count
+    assert torch.equal(torch.cat(found), wanted) and torch.equal(pieces[0], whole[1])
+    beside = computed(batched, [40, 30], [0, 2], [1, 3])
+    assert torch.equal(beside[:40], wanted[:40]) and not torch.equal(beside[40:], wanted[40:])
