@@ -292,16 +292,11 @@ class KVCache:
         self.states.swap_in(request)
         return [BlockCopy(*pair) for pair in zip(host_ids, table.device_block_ids, strict=True)]
 
-    def begin_step(self, *, is_in_flight: bool) -> StateMoves:
-        """Begin to plan a step: returns its moves of states, to which later calls add.
-
-        `is_in_flight`: the step before it is launched, and will be applied.
-        """
+    def begin_step(self) -> StateMoves:
+        """Begin to plan a step: returns its moves of states, to which later calls add."""
         # The host blocks that the last plan swaps in: later copies run after its own.
         self.host_pool.free(self._host_blocks_in_flight)
         self._host_blocks_in_flight = []
-        if not is_in_flight:
-            self.snapshots.drop_all()
         return self.states.begin_step()
 
     def violations(self, alive_request_ids: set[str]) -> list[str]:

@@ -5,8 +5,9 @@ a cached prefix only where a snapshot of that state is kept. It is found by the 
 last block. A step that ends a row at such a boundary copies the row's state into a slot of this
 pool. The number of slots is fixed; the least recently used snapshot gives way.
 
-A slot is owned while a step that writes it is planned or in flight. Otherwise it is blank or
-cached, like the blocks of `engine.cache.block_pool`.
+A slot is owned from the plan of a step that writes it until a step has written it, or its request
+gives it up; a plan that is replaced leaves it to the next one. Otherwise it is blank or cached,
+like the blocks of `engine.cache.block_pool`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -77,11 +78,9 @@ class StateSnapshots:
 
     def drop(self, request: Request) -> None:
         """Give up the snapshots that were begun for a request."""
-        self._drop([key for key in self._pending if key[0] == request.request_id])
-
-    def drop_all(self) -> None:
-        """Give up all snapshots that were begun: their step will never be applied."""
-        self._drop(list(self._pending))
+        for key in [key for key in self._pending if key[0] == request.request_id]:
+            slot, _ = self._pending.pop(key)
+            self.pool.free([slot])
 
     def violations(self) -> list[str]:
         """The violated invariants of the pool; empty if all hold. Linear in its size."""
@@ -101,9 +100,10 @@ class StateSnapshots:
 
         At the last boundary that an equal prompt can begin behind, since its last token must be
         computed; where cached blocks ended that had no snapshot; and after every so many tokens.
+        The cached blocks of a preempted request may end in its output, where none is taken.
         """
         last = (request.num_prompt_tokens - 1) // self._block_size * self._block_size
-        ends = {last, request.parted_at}
+        ends = {last, min(request.parted_at, last)}
         if self._every_tokens:
             ends.update(range(start - start % self._every_tokens, last, self._every_tokens))
         yield from sorted(ends)
@@ -115,6 +115,3 @@ class StateSnapshots:
         if not self.pool.num_free or self.pool.lookup(prefix_hash) is not None:
             return False
         return all(known != prefix_hash for _, known in self._pending.values())
-
-    def _drop(self, keys: Sequence[tuple[str, int]]) -> None:
-        self.pool.free([self._pending.pop(key)[0] for key in keys])

@@ -91,7 +91,7 @@ class Scheduler:
             assert not after.drafted_rows, "the lengths of their requests are not known yet"
             self._advance(after)
         self._last_step += 1
-        plan = self._begin_plan(now, is_in_flight=after is not None)
+        plan = self._begin_plan(now)
         if self._mix.prefers_prefill:
             self._plan_catch_up(plan)
             if plan.rows:
@@ -180,7 +180,7 @@ class Scheduler:
     def _has_prefill(self) -> bool:
         return bool(self.running.catching_up) or len(self._waiting) > 0
 
-    def _begin_plan(self, now: float, *, is_in_flight: bool) -> Plan:
+    def _begin_plan(self, now: float) -> Plan:
         config = self.config
         self._mix.open_batch(
             num_running=len(self.running),
@@ -192,7 +192,7 @@ class Scheduler:
             prefill_budget=config.max_prefill_tokens or config.max_num_batched_tokens,
             scored_budget=config.max_scored_tokens,
             now=now,
-            state_moves=self.kv_cache.begin_step(is_in_flight=is_in_flight),
+            state_moves=self.kv_cache.begin_step(),
         )
 
     def _plan_decodes(self, plan: Plan) -> None:

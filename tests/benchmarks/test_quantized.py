@@ -87,7 +87,7 @@ def test_a_child_of_ours_computes_with_these_digits(form, tmp_path, monkeypatch)
     digits = OUR_FORMS[form][1]
     told = engine.facts["form"]
     # Attention's output layers have two.
-    named = f"-int8x{digits}" + ("-2" if digits == 1 else "")
+    named = f"-int8x{digits}" + ("-o2" if digits == 1 else "")
     assert told.endswith(named) if digits else "-int8x" not in told
     engine.write_logits(list(range(3, 40)), tmp_path / "logits")
     assert torch.from_file(str(tmp_path / "logits"), size=37).isfinite().all()

@@ -122,6 +122,20 @@ def test_preempted_behind_a_prefix_hit_both_modes_continue_with_the_same_state(m
     assert machine.engine.violations() == []
 
 
+def test_a_request_that_begins_again_behind_its_own_output_takes_no_snapshot_there():
+    modes = {"preemption_mode": "recompute", "policy": "priority"}
+    machine = make_machine(num_snapshots=1, num_blocks=16, max_num_seqs=1, **modes)
+    long = request_behind("long", 1, 2, 3, 4, 5, max_tokens=20)
+    machine.add(long)
+    for _ in range(14):
+        machine.step()
+    machine.add(make_request("urgent", prompt=2, max_tokens=1, priority=Priority.HIGH))
+    machine.run()
+    assert long.num_preemptions == 1
+    assert [end for _, end in rows_of(machine, "long")] == [16, 30]
+    assert served(machine, request_behind("equal", 1, 2, 3, 4, 5)) == [16]
+
+
 def test_auto_counts_what_lies_behind_the_last_snapshot_as_lost():
     machine = make_machine(num_snapshots=1, max_num_seqs=2)
     request = request_behind("a", 1, 2, 3, 4, 5, max_tokens=20)

@@ -46,13 +46,14 @@ class PackedWeights:
         self._keeps_quantized = not (variant.name == MATRIX_UNIT and dtype == torch.bfloat16)
         self._parts: list[object] = []
         self._is_float32 = dtype == torch.float32
-        #: All numbers of digits that inputs of quantized weights have.
-        self._digits: set[int] = set()
+        #: All numbers of digits that inputs of quantized weights have, with an "o" before those
+        #: that the output layer of an attention raises.
+        self._digits: set[str] = set()
 
     @property
     def form(self) -> str:
         """The part of a decoder's name that says how it multiplies quantized weights, if any."""
-        return "-int8x" + "-".join(map(str, sorted(self._digits))) if self._digits else ""
+        return "-int8x" + "-".join(sorted(self._digits)) if self._digits else ""
 
     def close(self) -> None:
         """Share the last memory, if weights are shared."""
@@ -69,7 +70,7 @@ class PackedWeights:
         """A layer; `least_digits` of its inputs if its weights are quantized."""
         struct, quantized = self._struct(linear), _in_panels(self._quantized(linear))
         if quantized:
-            return self._panels(quantized, struct, max(least_digits, _digits(linear)))
+            return self._panels(quantized, struct, _digits(linear), least_digits)
         return self._strips(linear.values, struct)
 
     def gate_up(self, linear: Linear | None) -> LinearStruct:
@@ -108,7 +109,11 @@ class PackedWeights:
         return struct
 
     def _panels(
-        self, parts: Sequence[QuantizedWeight], struct: LinearStruct, digits: int
+        self,
+        parts: Sequence[QuantizedWeight],
+        struct: LinearStruct,
+        digits: int,
+        least_digits: int = 1,
     ) -> LinearStruct:
         panels = (PanelsStruct * len(parts))()
         for panel, part in zip(panels, parts, strict=True):
@@ -117,8 +122,9 @@ class PackedWeights:
             panel.bits, panel.has_minima, panel.is_nested = part.form
         struct.outputs = sum(len(part.numbers) for part in parts)
         struct.parts, struct.num_parts = panels, len(parts)
-        struct.digits = FLOAT32_DIGITS if self._is_float32 else digits
-        self._digits.add(struct.digits)
+        own = FLOAT32_DIGITS if self._is_float32 else digits
+        struct.digits = max(own, least_digits)
+        self._digits.add(f"o{least_digits}" if least_digits > own else str(own))
         self._parts.append(panels)
         return struct
 

@@ -130,7 +130,10 @@ def _with_pool(
     """A runner of the chosen form, with pools of their sizes."""
     captures = chosen.decode is not None and isinstance(chosen.model, Decoder)
     states = state_sizes(
-        chosen, num_slots=limits.max_num_seqs, num_snapshots=sizes.num_state_snapshots
+        chosen,
+        num_slots=limits.max_num_seqs,
+        num_snapshots=sizes.num_state_snapshots,
+        kv_bytes=_set_bytes(chosen, sizes),
     )
     kv_pool = _kv_pool(
         chosen,
@@ -182,6 +185,15 @@ def _sum_in_float32() -> None:
 
 def _default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _set_bytes(chosen: Chosen, sizes: PoolSizes) -> int:
+    """Bytes of a KV pool whose size is set; 0 if the memory decides, or no layer has blocks."""
+    shapes = chosen.model.layer_shapes
+    if sizes.num_blocks is None or not shapes:
+        return (sizes.memory_bytes or 0) if shapes else 0
+    size = bytes_per_block(shapes, block_size=chosen.block_size, dtype=chosen.cache_dtype)
+    return sizes.num_blocks * size
 
 
 def _num_blocks(chosen: Chosen, limits: Limits, states: StateSizes, sizes: PoolSizes) -> int:

@@ -11,7 +11,8 @@ from engine.model.load.chosen import Chosen
 
 #: The most copies of one layer's states of all running requests that are alive at once.
 LIVE_STATES = 4
-#: The most of the free memory that snapshots take by default, behind the slots of requests.
+#: The most of the free memory that snapshots take by default, behind the slots of requests
+#: and a KV pool whose size is set.
 SNAPSHOT_MEMORY_SHARE = 0.1
 
 logger = logging.getLogger(__name__)
@@ -60,18 +61,23 @@ class StateSizes:
         )
 
 
-def state_sizes(chosen: Chosen, *, num_slots: int, num_snapshots: int | None) -> StateSizes:
+def state_sizes(
+    chosen: Chosen, *, num_slots: int, num_snapshots: int | None, kv_bytes: int
+) -> StateSizes:
     """The sizes for a model.
 
-    By default there are as many snapshots as slots, in a share of the memory behind the slots.
+    By default there are as many snapshots as slots, in a share of the memory behind the slots
+    and the `kv_bytes` of a KV pool whose size is set.
     """
     shapes = tuple(state_shapes_of(chosen.model))
     without = StateSizes(shapes, num_slots, 0)
     if not shapes or num_snapshots is not None:
         return StateSizes(shapes, num_slots, num_snapshots or 0 if shapes else 0)
     try:
-        free = free_memory_bytes(chosen.device) - without.nbytes
+        free = free_memory_bytes(chosen.device) - without.nbytes - kv_bytes
     except ModelRefused:
         return without
-    fitting = int(max(0, free) * SNAPSHOT_MEMORY_SHARE) // bytes_per_state(shapes)
+    # A convolution of one tap keeps nothing.
+    size = max(1, bytes_per_state(shapes))
+    fitting = int(max(0, free) * SNAPSHOT_MEMORY_SHARE) // size
     return StateSizes(shapes, num_slots, min(num_slots, fitting))

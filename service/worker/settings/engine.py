@@ -141,7 +141,8 @@ class CacheSettings(Section):
     num_state_snapshots: int | None = Field(default=None, ge=0)
     """Snapshots of a model's recurrent state on the device; an equal prompt prefix is shared up to
     the last one. The least recently used one is replaced. With 0, such a model has no prefix cache.
-    Unset: as many as `max_num_seqs`, in at most a tenth of the free memory.
+    Unset: as many as `max_num_seqs`, in at most a tenth of the free memory,
+    without blocks that `num_blocks` or `kv_cache_memory_bytes` reserves.
     """
     state_snapshot_blocks: int = Field(default=0, ge=0)
     """Also take a snapshot after each such number of blocks of a prompt; 0: only near its end, and

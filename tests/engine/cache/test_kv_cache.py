@@ -242,7 +242,7 @@ def test_host_blocks_are_not_reused_before_the_step_has_read_them():
     cache.swap_out(first)
     cache.swap_in(first)
     assert not cache.can_swap_out(second)
-    cache.begin_step(is_in_flight=False)
+    cache.begin_step()
     assert cache.can_swap_out(second)
 
 

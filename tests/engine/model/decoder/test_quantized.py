@@ -184,7 +184,7 @@ def test_a_type_of_which_the_library_reads_other_values_is_refused(file_of, monk
         load_model(file_of("untied"))
 
 
-@pytest.mark.parametrize(("dtype", "digits"), [("float32", "3"), ("bfloat16", "1-2")])
+@pytest.mark.parametrize(("dtype", "digits"), [("float32", "3"), ("bfloat16", "1-o2")])
 def test_the_form_is_in_the_fingerprint(dtype, digits, file_of):
     facts = make_runner(file_of("untied"), dtype=dtype).config_facts
     assert f"-decoder-{best_variant().name}-int8x{digits}-" in facts.fingerprint

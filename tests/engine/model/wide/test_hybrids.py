@@ -77,6 +77,33 @@ def test_the_fast_path_has_the_tokens_of_transformers_preempted_and_resumed(name
     check_generated(runner, expected)
 
 
+@pytest.mark.parametrize("path", ["fast", "wide"])
+def test_a_convolution_of_one_tap_has_a_state_of_no_bytes(path, tmp_path):
+    layers = ["full_attention", "conv"]
+    config = transformers.Lfm2Config(**_GROUPED, layer_types=layers, conv_L_cache=1)
+    folder = save_model(config, tmp_path)
+    runner = make_runner(folder, model_path=path)
+    assert runner.kv_pool.states.bytes_per_state == 0
+    check_generated(runner, Oracle(folder).alone())
+
+
+@pytest.mark.parametrize("unit", ["num_blocks", "kv_cache_memory_bytes"])
+def test_default_snapshots_leave_the_memory_of_a_pool_whose_size_is_set(
+    unit, tmp_path, monkeypatch
+):
+    """They take a tenth of what is free behind the slots and that pool."""
+    folder = save_model(FAMILIES[CONVOLUTIONS[0]], tmp_path)
+    pool = make_runner(folder, num_state_snapshots=0).kv_pool
+    # Slots, and four copies of the states that one of the two layers reads.
+    slots = pool.states.nbytes + 4 * 8 * pool.states.bytes_per_state // 2
+    free = slots + 128 * pool.bytes_per_block + 35 * pool.states.bytes_per_state
+    monkeypatch.setattr("engine.model.load.states.free_memory_bytes", lambda device: free)
+    size = 128 if unit == "num_blocks" else 128 * pool.bytes_per_block
+    runner = make_runner(folder, **({"num_blocks": None} | {unit: size}))
+    assert runner.config_facts.num_blocks == 128
+    assert runner.config_facts.states.num_snapshots == 3
+
+
 def test_on_the_fast_path_every_bit_is_the_same_in_any_company(tmp_path):
     folder = save_model(FAMILIES[CONVOLUTIONS[0]], tmp_path)
     runner = make_runner(folder, deterministic=True, max_num_batched_tokens=48)
