@@ -24,11 +24,12 @@ MAX_OPEN_BYTES = 256 << 20
 
 
 class _Entry(NamedTuple):
-    """Where a line begins, its bytes in the file, and those that are in memory."""
+    """Where a line begins, its bytes in the file, and those in memory; was it read again?"""
 
     begin: Position
     num_bytes: int
     num_held_bytes: int
+    was_read_again: bool = False
 
 
 class OpenLines:
@@ -77,14 +78,27 @@ class OpenLines:
             self._entries[line.digest] = entry._replace(num_held_bytes=left)
             self._num_held_bytes -= num_forgotten
 
+    def forget_read_again(self, answer: LineAnswer) -> None:
+        """Frees the pictures of a line that was read again for a submit that was refused.
+
+        A line that was never queued keeps them, as `has_room` bounds the bytes of these lines.
+        """
+        if self._entries[answer.line.digest].was_read_again:
+            self.forget_pictures(answer)
+
     def complete(self, answer: LineAnswer) -> bool:
         """Makes sure that a line has its pictures; False if its file has another line there now."""
         if not answer.line.lacks_pictures:
             return True
-        again = self._reader.read_again(self._entries[answer.line.digest].begin)
+        entry = self._entries[answer.line.digest]
+        again = self._reader.read_again(entry.begin)
         if not isinstance(again, BatchLine) or again.digest != answer.line.digest:
             return False
         answer.line = self._for_model(again)
+        self._num_held_bytes += entry.num_bytes - entry.num_held_bytes
+        self._entries[again.digest] = entry._replace(
+            num_held_bytes=entry.num_bytes, was_read_again=True
+        )
         return True
 
     def num_bytes_of(self, choices: Iterable[OpenChoice]) -> int:

@@ -211,6 +211,7 @@ class BatchRun:
 
     def _admit(self, open_: OpenChoice, answer: Submitted | None) -> None:
         if answer is None:
+            self._unfinished.forget_read_again(open_.answer)
             self._waiting.append(open_)
             return
         # The queue has the pictures now; and what was checked takes as much memory as the line.

@@ -8,8 +8,12 @@ import pytest
 
 from quire.batch import open_lines
 from quire.batch import run as running
+from quire.batch.answers import LineAnswer
 from quire.batch.batch import run_batch
+from quire.batch.files import LineReader
 from quire.batch.lines import BadLine, BatchLine, parse_line
+from quire.batch.open_lines import OpenLines
+from quire.errors import QueueFull, UnknownRequest
 from quire.testing import FakeQuire
 from tests.quire.picture_files import data_url, png, png_header, sha256
 
@@ -116,3 +120,57 @@ def test_a_line_that_redis_has_lost_is_read_again_with_its_picture(
     failures = [json.loads(text) for text in errors.read_text().splitlines()]
     assert [one["custom_id"] for one in results] == ["a"] * (not has_changed)
     assert [one["error"]["code"] for one in failures] == ["lost"] * has_changed
+
+
+def test_a_line_counts_with_its_pictures_as_often_as_it_has_them(tmp_path, monkeypatch):
+    source = tmp_path / "in.jsonl"
+    source.write_text(line("a", data_url(RED)))
+    monkeypatch.setattr(open_lines, "MAX_OPEN_BYTES", source.stat().st_size)
+    unfinished = OpenLines(reader := LineReader(source, "b"), model=None)
+    answer = LineAnswer(unfinished.add(next(reader)))
+    for _ in range(3):
+        assert unfinished.complete(answer)
+        assert not unfinished.has_room(0)
+        unfinished.forget_pictures(answer)
+        assert unfinished.has_room(0)
+
+
+def test_lost_lines_that_a_full_queue_refuses_leave_no_pictures_in_memory(tmp_path, monkeypatch):
+    source, num_lines = tmp_path / "in.jsonl", 4
+    lines = [line(str(n), data_url(RED)) + "\n" for n in range(num_lines)]
+    source.write_text("".join(lines))
+    monkeypatch.setattr(open_lines, "SUBMIT_BYTES", len(lines[0]) + 1)
+    monkeypatch.setattr(running, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(running, "FULL_PAUSE_SECONDS", 0.0)
+    answers, queued, lost, held = [], [], set(), []
+    complete = OpenLines.complete
+
+    def note(self, answer):
+        answers.append(answer)
+        return complete(self, answer)
+
+    monkeypatch.setattr(OpenLines, "complete", note)
+    with FakeQuire(answer=waiting_for(release := threading.Event())) as fake:
+        submit_messages, status = fake.broker.submit_messages, fake.broker.status
+
+        def submit(messages):
+            if lost and len(held) < 2 * num_lines:
+                in_memory = {one.line.digest for one in answers if not one.line.lacks_pictures}
+                held.append(len(in_memory))
+                raise QueueFull("full")
+            if lost:
+                release.set()
+            queued.extend(messages)
+            return submit_messages(messages)
+
+        def lose_once(request_id):
+            if len(queued) >= num_lines and request_id not in lost:
+                lost.add(request_id)
+                raise UnknownRequest(request_id)
+            return status(request_id)
+
+        monkeypatch.setattr(fake.broker, "submit_messages", submit)
+        monkeypatch.setattr(fake.broker, "status", lose_once)
+        assert run_batch(fake.broker, source, tmp_path / "out.jsonl").completed == num_lines
+    assert len(lost) == num_lines
+    assert held == [1] * 2 * num_lines
