@@ -195,8 +195,8 @@ def figures_of_run(workload: Workload, generations: Sequence[Generation]) -> Fig
 def can_run(peer: Peer, case: Case) -> bool:
     """Whether a peer has the weights of a case, or quantizes them as much by itself.
 
-    In 4 bits, random weights agree with the original ones in no more than 1 of 64 tokens, so there
-    only pretrained ones could be judged.
+    In 4 bits, random weights hardly ever choose the tokens of the original ones, so there only
+    pretrained ones can be judged.
     """
     if not case.is_quantized:
         return peer.reads_floats

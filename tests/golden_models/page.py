@@ -52,8 +52,8 @@ Generated from [golden-models.json](../../benchmarks/results/golden-models.json)
 This lists every type of causal language model of transformers {version}. For each,
 `make golden-models` makes a small model with random weights in every parameter. It compares the
 greedy tokens of our engine in float32 with `generate` of transformers: alone, in a batch, with
-prompts in chunks, preempted in both ways, and resumed from published tokens. A type counts as
-served only if all are equal.
+prompts in chunks, preempted in both ways, resumed from published tokens, and behind a cached
+prefix. A type counts as served only if all are equal.
 
 A small model has the options that the configuration of its type has by default. A checkpoint with
 other options may be refused: each one is [checked](checkpoints.md) when it is loaded. Types of
