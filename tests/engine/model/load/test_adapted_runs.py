@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from engine.cache import kv_cache
+from engine.cache import block_hashes
 from engine.errors import ModelRefused
 from engine.model.adapters import read_adapters
 from engine.model.checks.probe import check_adapter, probe
@@ -181,7 +181,7 @@ def test_the_same_prompt_is_cached_for_its_adapter_alone(stage, form):
 
 def test_a_cache_that_forgets_the_adapter_would_show(stage, monkeypatch):
     """The control of the test above."""
-    monkeypatch.setattr(kv_cache, "_root", lambda request: request.cache_salt.encode())
+    monkeypatch.setattr(block_hashes, "_root", lambda request: request.cache_salt.encode())
     prompt = make_prompt(33)
     first, second = make_request("1", prompt), make_request("2", prompt)
     second.adapter = "a"
