@@ -10,6 +10,8 @@ _FOLDER = Path(__file__).resolve().parents[1] / "results"
 COMMITTED = tuple(
     _FOLDER / name for name in ("peers.json", "peers-amx.json", "peers-small-cache.json")
 )
+#: The same for files with quantized weights, which have other peers.
+QUANTIZED = _FOLDER / "peers-quantized.json"
 
 
 def read_cells(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
