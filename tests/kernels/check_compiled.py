@@ -104,7 +104,7 @@ def config_of(shape: Shape, folder) -> tuple[DecoderConfig, dict[str, torch.Size
     rotary = Rotary(torch.ones(config.rotary_dim // 2 * shape.head_dim // config.head_dim), 1.0)
     config = replace(
         config, **sizes, num_heads=shape.heads, num_kv_heads=shape.kv_heads,
-        windows=(shape.window,), rotaries=(rotary,), rotary_of=(0,),
+        mixers=config.mixers[:1], windows=(shape.window,), rotaries=(rotary,), rotary_of=(0,),
     )  # fmt: skip
     return config, {name: tensor.shape for name, tensor in state.items()}
 
