@@ -195,9 +195,9 @@ class KVCache:
         """The number of tokens where its row must end, so that a snapshot can be taken there."""
         return self.snapshots.next_end(request, partial(self._hashes.of_prefix, request))
 
-    def snapshot_slot(self, request: Request, end: int) -> int:
+    def snapshot_slot(self, request: Request, end: int, next_snapshot: int | None) -> int:
         """The slot for a snapshot behind a row planned up to `end`; `NO_SLOT` if none is taken."""
-        if self.next_snapshot(request) != end:
+        if next_snapshot != end:
             return NO_SLOT
         return self.snapshots.begin(request, end, self._hashes.of_prefix(request, end))
 

@@ -238,8 +238,8 @@ class Scheduler:
         planned = plan.num_planned(request)
         room = min(plan.room_for(request), lane.room + planned)
         length = min(request.num_pending_tokens, room, self.config.max_tokens_per_row)
-        if (boundary := self.kv_cache.next_snapshot(request)) is not None:
-            length = min(length, boundary - request.num_computed_tokens)
+        if (next_snapshot := self.kv_cache.next_snapshot(request)) is not None:
+            length = min(length, next_snapshot - request.num_computed_tokens)
         if length <= planned:
             return
         if self.config.whole_prompts and length < request.num_pending_tokens:
@@ -249,8 +249,8 @@ class Scheduler:
         grown = self.kv_cache.grow(request.request_id, end)
         assert grown, "admission promised these blocks"
         block_ids = self.kv_cache.block_ids(request.request_id)
-        snapshot_slot = self.kv_cache.snapshot_slot(request, end)
-        plan.take(request, end=end, block_ids=block_ids, snapshot_slot=snapshot_slot)
+        slot = self.kv_cache.snapshot_slot(request, end, next_snapshot)
+        plan.take(request, end=end, block_ids=block_ids, snapshot_slot=slot)
 
     def _plan_drafts(self, plan: Plan) -> None:
         """Turn decodes into rows with drafts; until these are checked, their requests catch up."""

@@ -10,12 +10,13 @@ from engine.errors import ModelRefused
 
 _NO_SCAN = "vLLM 0.32 has no kernel for the state of Mamba on a CPU"
 _TRITON = "vLLM 0.32 computes its linear attention with Triton, which has no kernels for a CPU"
+_KIMI = "vLLM 0.32 does not start it on a CPU without a prefix cache"
 _ROTARY = "vLLM 0.32 computes other rotary positions than transformers on a CPU"
 #: Why a CPU does not serve an architecture that vLLM lists.
 NOT_ON_CPU: Mapping[str, str] = {
     "FalconMambaForCausalLM": _NO_SCAN,
     "JambaForCausalLM": _NO_SCAN,
-    "KimiLinearForCausalLM": _TRITON,
+    "KimiLinearForCausalLM": _KIMI,
     "Lfm2ForCausalLM": _ROTARY,
     "Lfm2MoeForCausalLM": _ROTARY,
     "MambaForCausalLM": _NO_SCAN,

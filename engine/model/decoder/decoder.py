@@ -15,7 +15,6 @@ from engine.model.decoder.decoder_adapters import DecoderAdapter
 from engine.model.decoder.decoder_config import Activation, DecoderConfig, NotSupported
 from engine.model.decoder.decoder_weights import DecoderWeights, ExpertWeights, Linear
 from engine.model.device.kv_pool import KVPool
-from engine.model.kernels.recurrent import Convolution
 from engine.model.wide.mixers.layer_state import LayerState
 from engine.model.wide.mixers.short_convolution import gated_convolution
 
@@ -117,7 +116,7 @@ class Decoder:
             rows, states = inputs.recurrent, kv_pool.states
             assert rows is not None and states is not None, "the pool is made for this model"
             state = LayerState(states.layer(self._places[index]), rows)
-            mixed = gated_convolution(projected, Convolution.of(*convolution), state)
+            mixed = gated_convolution(projected, convolution, state)
         return self._linear(index, "output", mixed, inputs)
 
     def _attend(

@@ -7,13 +7,13 @@ fewer and larger products. Every tensor of the checkpoint must be used, and none
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
 
 import torch
 
 from engine.model.decoder.decoder_config import DecoderConfig, NotSupported
 from engine.model.decoder.families import Family
 from engine.model.kernels.quantized import StoredWeight
+from engine.model.kernels.recurrent import Convolution
 from engine.model.wide.stored_layers import dequantized_in, stand_in
 
 
@@ -63,18 +63,6 @@ class ExpertWeights:
         return Linear(self.gate_up[expert].flatten(0, 1), gate_up), Linear(self.down[expert], down)
 
 
-class ConvolutionWeights(NamedTuple):
-    """A causal convolution of each channel.
-
-    Args:
-        taps: [channels, taps]; the last tap is that of the token itself.
-        bias: [channels], or None.
-    """
-
-    taps: torch.Tensor
-    bias: torch.Tensor | None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
     """The weights of one layer. A norm that the model does not have is None.
@@ -93,7 +81,7 @@ class LayerWeights:
 
     attention_norm: torch.Tensor | None
     projection: Linear
-    convolution: ConvolutionWeights | None
+    convolution: Convolution | None
     query_norm: torch.Tensor | None
     key_norm: torch.Tensor | None
     sinks: torch.Tensor | None
@@ -257,10 +245,9 @@ def _layer(config: DecoderConfig, source: _Source, index: int) -> LayerWeights:
     )
 
 
-def _convolution(source: _Source, name: str) -> ConvolutionWeights:
-    return ConvolutionWeights(
-        source.take(f"{name}.weight").squeeze(1), source.take_any(f"{name}.bias")
-    )
+def _convolution(source: _Source, name: str) -> Convolution:
+    weight, bias = source.take(f"{name}.weight"), source.take_any(f"{name}.bias")
+    return Convolution.of(weight.squeeze(1), bias)
 
 
 def _experts(config: DecoderConfig, source: _Source, mlp: str) -> ExpertWeights:
@@ -307,7 +294,7 @@ def _check_shapes(config: DecoderConfig, weights: DecoderWeights) -> None:
         if layer.convolution is not None:
             found["projection"] = layer.projection.weight, (3 * hidden, hidden)
             found["output"] = layer.output.weight, (hidden, hidden)
-            found["taps"] = layer.convolution.taps, (hidden, config.num_taps)
+            found["taps"] = layer.convolution.taps, (config.num_taps, hidden)
         if layer.gate_up is not None and layer.down is not None:
             found["gate_up"] = layer.gate_up.weight, (2 * inner, hidden)
             found["down"] = layer.down.weight, (hidden, inner)

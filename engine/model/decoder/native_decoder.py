@@ -17,12 +17,7 @@ import torch
 from engine.model.causal_model import Chooser, StepInputs
 from engine.model.decoder.decoder_adapters import DecoderAdapter
 from engine.model.decoder.decoder_config import Activation, DecoderConfig, Experts, NotSupported
-from engine.model.decoder.decoder_weights import (
-    ConvolutionWeights,
-    DecoderWeights,
-    ExpertWeights,
-    LayerWeights,
-)
+from engine.model.decoder.decoder_weights import DecoderWeights, ExpertWeights, LayerWeights
 from engine.model.decoder.native_adapters import PackedAdapters
 from engine.model.decoder.native_weights import PackedWeights
 from engine.model.device.kv_pool import KVPool
@@ -41,9 +36,10 @@ from engine.model.kernels.library import (
     load_library,
 )
 from engine.model.kernels.packing import LANES, PER_WORD
+from engine.model.kernels.recurrent import Convolution
 
-#: The least digits of the inputs of an attention's output layer, if its weights are quantized. It
-#: is a tenth of a model's products, and with one digit a fifth of the error of all.
+#: The least digits of the inputs of a mixer's output layer, if its weights are quantized. That of
+#: an attention is a tenth of a model's products, and with one digit a fifth of the error of all.
 OUTPUT_DIGITS = 2
 #: MAX_HEAD_DIM in kernels/cache.h.
 MAX_HEAD_DIM = 512
@@ -275,14 +271,14 @@ class NativeDecoder(Chooser):
             rotary=-1 if (rotary := config.rotary_of[index]) is None else rotary,
         )
 
-    def _convolution(self, convolution: ConvolutionWeights | None) -> Any:
+    def _convolution(self, convolution: Convolution | None) -> Any:
         """A pointer to a convolution, which lives as long as the decoder; None for none."""
         if convolution is None:
             return None
         struct = TapsStruct(
-            taps=self._packed.floats(convolution.taps.T.contiguous()),
+            taps=self._packed.floats(convolution.taps),
             bias=self._packed.floats(convolution.bias),
-            num_taps=convolution.taps.shape[1],
+            num_taps=len(convolution.taps),
         )
         self._structs.append(struct)
         return ctypes.pointer(struct)

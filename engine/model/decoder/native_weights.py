@@ -47,7 +47,7 @@ class PackedWeights:
         self._parts: list[object] = []
         self._is_float32 = dtype == torch.float32
         #: All numbers of digits that inputs of quantized weights have, with an "o" before those
-        #: that the output layer of an attention raises.
+        #: that the output layer of a mixer raises.
         self._digits: set[str] = set()
 
     @property
