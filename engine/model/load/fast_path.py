@@ -43,6 +43,9 @@ WORST_TOLERANCES = {torch.float32: 1e-2, torch.float16: 0.25, torch.bfloat16: 0.
 #: Largest accepted median error if routers choose the experts. Rounding decides between experts
 #: with nearly equal scores, so single tokens may differ in everything.
 ROUTED_TOLERANCES = TOLERANCES | {torch.float16: 0.25, torch.bfloat16: 0.25}
+#: Largest accepted median error if weights are quantized. In bfloat16, inputs of 8 bits round more
+#: than the type: random weights of 1.04 B parameters in Q4_K_M have 0.15, and 0.08 in bfloat16.
+INTEGER_TOLERANCES = TOLERANCES | {torch.bfloat16: 0.25}
 #: Largest accepted median error over a quantized cache: where two forms round a number differently,
 #: the stored integer may differ by one. SmolLM2 has 2e-3 in float32.
 QUANTIZED_TOLERANCES = {torch.float32: 2e-2, torch.float16: 0.1, torch.bfloat16: 0.2}
@@ -257,7 +260,9 @@ def _compare_closely(
     """
     expected, errors = _compare(served, model, block_size, adapters, is_own=is_own)
     error, worst, dtype = float(errors.median()), float(errors.max()), served.model.dtype
-    if not (error <= TOLERANCES[dtype] and worst <= WORST_TOLERANCES[dtype]):
+    is_quantized = isinstance(model, NativeDecoder) and model.is_quantized
+    tolerances = INTEGER_TOLERANCES if is_quantized else TOLERANCES
+    if not (error <= tolerances[dtype] and worst <= WORST_TOLERANCES[dtype]):
         raise WrongLogits(
             f"on this machine {model.name} is off by {error:.1e} in the median, and by {worst:.1e} "
             "in the worst token"
