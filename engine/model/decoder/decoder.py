@@ -13,8 +13,14 @@ import torch.nn.functional as functional
 from engine.model.causal_model import StepInputs
 from engine.model.decoder.decoder_adapters import DecoderAdapter
 from engine.model.decoder.decoder_config import Activation, DecoderConfig, NotSupported
-from engine.model.decoder.decoder_weights import DecoderWeights, ExpertWeights, Linear
+from engine.model.decoder.decoder_weights import (
+    DecoderWeights,
+    ExpertWeights,
+    LayerWeights,
+    Linear,
+)
 from engine.model.device.kv_pool import KVPool
+from engine.model.wide.mixers import functions, gated_delta_net
 from engine.model.wide.mixers.layer_state import LayerState
 from engine.model.wide.mixers.short_convolution import gated_convolution
 
@@ -30,9 +36,9 @@ class Decoder:
     """The common decoder. It rounds at the same points as the models of transformers.
 
     Raises:
-        NotSupported: the model has experts or convolutions, and the device is no CPU. Which experts
-            a step uses decides which products it launches, and its requests decide which states it
-            reads, so it could not be captured.
+        NotSupported: the model has experts or a recurrent state, and the device is no CPU. Which
+            experts a step uses decides which products it launches, and its requests decide which
+            states it reads, so it could not be captured.
     """
 
     name = "decoder-torch"
@@ -49,7 +55,7 @@ class Decoder:
             if config.experts is not None:
                 raise NotSupported("its experts are computed by this form on a CPU only")
             if config.state_shapes:
-                raise NotSupported("its convolutions are computed by this form on a CPU only")
+                raise NotSupported("its recurrent state is computed by this form on a CPU only")
         self.config = config
         self._adapters = {adapter.name: adapter.layers for adapter in adapters}
         self.vocab_size = config.vocab_size
@@ -107,17 +113,36 @@ class Decoder:
         kv_pool: KVPool,
         angles: Angles,
     ) -> torch.Tensor:
-        """The output of a layer's attention or convolution."""
+        """The output of a layer's mixer."""
         projected = self._linear(index, "projection", hidden, inputs)
-        convolution = self._weights.layers[index].convolution
-        if convolution is None:
+        if self.config.mixers[index] == "attention":
             mixed = self._attend(index, projected, inputs, kv_pool, angles)
         else:
             rows, states = inputs.recurrent, kv_pool.states
             assert rows is not None and states is not None, "the pool is made for this model"
             state = LayerState(states.layer(self._places[index]), rows)
-            mixed = gated_convolution(projected, convolution, state)
+            mixed = self._recur(self._weights.layers[index], projected, state)
         return self._linear(index, "output", mixed, inputs)
+
+    def _recur(
+        self, layer: LayerWeights, projected: torch.Tensor, state: LayerState
+    ) -> torch.Tensor:
+        """The output of a mixer with a state, before its last product."""
+        if layer.convolution is not None:
+            return gated_convolution(projected, layer.convolution, state)
+        net, weights = self.config.delta_net, layer.delta_net
+        assert net is not None and weights is not None, "no other mixer has a state"
+        sizes = (net.channels, net.output_size, net.num_heads, net.num_heads)
+        mixed, gate, strength, decay = torch.split(projected, sizes, dim=-1)
+        gate = gate.reshape(len(gate), net.num_heads, net.value_dim)
+        outputs = gated_delta_net.recurred(
+            gated_delta_net.Projected(mixed, gate, strength, decay),
+            weights.rule,
+            state,
+            num_key_heads=net.num_key_heads,
+        )
+        normed = self._norm(outputs, weights.norm)
+        return (normed * functions.silu(gate.float())).to(normed.dtype).flatten(1)
 
     def _attend(
         self,
@@ -137,7 +162,16 @@ class Decoder:
             softcap=self.config.softcap,
             sinks=self._weights.layers[index].sinks,
         )
-        return attended.flatten(1)
+        attended = attended.flatten(1)
+        if not self.config.family.gates_attention:
+            return attended
+        return attended * torch.sigmoid(self._queries(projected)[:, :, 1].flatten(1))
+
+    def _queries(self, projected: torch.Tensor) -> torch.Tensor:
+        """[tokens, heads, 1, head_dim], or with gates [tokens, heads, 2, head_dim]."""
+        config = self.config
+        queries = projected[:, : config.query_size]
+        return queries.unflatten(1, (config.num_heads, -1, config.head_dim))
 
     def _store(
         self,
@@ -149,10 +183,9 @@ class Decoder:
     ) -> torch.Tensor:
         """Write keys and values to their slots; return the queries, [tokens, heads, head_dim]."""
         config, layer = self.config, self._weights.layers[index]
-        heads = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
-        query, key, value = torch.split(
-            projected, [count * config.head_dim for count in heads], dim=-1
-        )
+        keys = config.num_kv_heads * config.head_dim
+        _, key, value = torch.split(projected, [config.query_size, keys, keys], dim=-1)
+        query = self._queries(projected)[:, :, 0].flatten(1)
         if config.family.norms_whole_projections:
             query, key = self._norm(query, layer.query_norm), self._norm(key, layer.key_norm)
         query, key, value = (

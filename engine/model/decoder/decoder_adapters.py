@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 from engine.model.adapters import Adapter, LowRank
 from engine.model.decoder.decoder_config import DecoderConfig, NotSupported
+from engine.model.decoder.projections import projections_of
 
 #: The linear layers of a decoder layer, as `LayerWeights` names them.
 PRODUCTS = ("projection", "output", "gate_up", "down")
@@ -50,16 +52,17 @@ def map_adapter(config: DecoderConfig, adapter: Adapter) -> DecoderAdapter:
 
 def _fused_outputs(config: DecoderConfig) -> dict[str, tuple[str, int]]:
     """For each linear layer of a decoder layer: its fused product and its first output there."""
-    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     family = config.family
     # Families with one fused layer have only the first of these outputs.
-    parts = zip(family.qkv, (0, queries, queries + keys), strict=False)
     gates = zip(family.gate_up, (0, config.intermediate_size), strict=False)
-    return {
-        **{f"self_attn.{name}": ("projection", first) for name, first in parts},
-        f"self_attn.{family.output}": ("output", 0),
-        "conv.in_proj": ("projection", 0),
-        "conv.out_proj": ("output", 0),
-        **{f"{family.mlp}.{name}": ("gate_up", first) for name, first in gates},
-        f"{family.mlp}.{family.down}": ("down", 0),
-    }
+    found = {f"{family.mlp}.{name}": ("gate_up", first) for name, first in gates}
+    found[f"{family.mlp}.{family.down}"] = ("down", 0)
+    for mixer in {*config.mixers}:
+        module, inputs, output, _ = projections_of(config, mixer)
+        firsts = accumulate(inputs.values(), initial=0)
+        found |= {
+            f"{module}.{name}": ("projection", first)
+            for name, first in zip(inputs, firsts, strict=False)
+        }
+        found[f"{module}.{output}"] = ("output", 0)
+    return found

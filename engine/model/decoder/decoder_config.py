@@ -10,13 +10,11 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from engine.model.decoder.families import Family
+from engine.model.decoder.families import Family, Mixer
 from engine.model.device.kv_pool import LayerShape
 from engine.model.device.state_pool import StateShapes
 
 Activation = Literal["silu", "gelu_tanh"]
-#: What a layer has before its gates: attention, or a convolution whose state are its last inputs.
-Mixer = Literal["attention", "convolution"]
 
 
 class NotSupported(Exception):
@@ -50,6 +48,29 @@ class Experts(NamedTuple):
     normalizes: bool
 
 
+class DeltaNet(NamedTuple):
+    """The sizes of a gated delta net. Each of its heads has a state [key_dim, value_dim].
+
+    Args:
+        num_heads: those of values, gates and states.
+        num_key_heads: those of queries and keys; each serves as many adjacent heads.
+    """
+
+    num_heads: int
+    num_key_heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def output_size(self) -> int:
+        return self.num_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Of its convolution: queries, keys and values."""
+        return 2 * self.num_key_heads * self.key_dim + self.output_size
+
+
 class ClampedSwiglu(NamedTuple):
     """The gates of GPT-OSS: gate * sigmoid(alpha * gate) * (up + 1), at most `limit`.
 
@@ -77,7 +98,8 @@ class DecoderConfig:
         mixers: the mixer of each layer.
         rotary_of: per layer, the index of its rotary embedding; None if it rotates nothing.
         windows: per layer, the number of keys a token sees, itself included; None for all.
-        num_taps: the inputs of a convolution that one output depends on; 0 without convolutions.
+        num_taps: the inputs of a convolution, if any, that one output depends on.
+        delta_net: the sizes of the gated delta nets; None if no layer has one.
         residual_multiplier: factor of each block's output before it is added to the residual
             stream.
         logits_divisor: the logits are divided by it.
@@ -104,6 +126,7 @@ class DecoderConfig:
     rotary_of: tuple[int | None, ...]
     windows: tuple[int | None, ...]
     num_taps: int
+    delta_net: DeltaNet | None
     embedding_multiplier: float
     residual_multiplier: float
     logits_divisor: float
@@ -115,12 +138,13 @@ class DecoderConfig:
 
     @property
     def places(self) -> Sequence[int]:
-        """Per layer, its index among the layers with the same mixer: in the pools' order."""
-        seen: Counter[Mixer] = Counter()
+        """Per layer, its index among those with attention, or among those with a state."""
+        seen: Counter[bool] = Counter()
         found = []
         for mixer in self.mixers:
-            found.append(seen[mixer])
-            seen[mixer] += 1
+            attends = mixer == "attention"
+            found.append(seen[attends])
+            seen[attends] += 1
         return found
 
     @property
@@ -131,9 +155,18 @@ class DecoderConfig:
 
     @property
     def state_shapes(self) -> Sequence[StateShapes]:
-        """As in `Recurrent`: the last inputs of each convolution, oldest first."""
-        parts = ((self.num_taps - 1, self.hidden_size),)
-        return (parts,) * self.mixers.count("convolution")
+        """As in `Recurrent`: the last inputs of a convolution, oldest first, then matrices."""
+        net = self.delta_net
+        parts: StateShapes = ((self.num_taps - 1, self.hidden_size),)
+        if net is not None:
+            matrices = (net.num_heads, net.key_dim, net.value_dim)
+            parts = (self.num_taps - 1, net.channels), matrices
+        return (parts,) * (self.num_layers - self.mixers.count("attention"))
+
+    @property
+    def query_size(self) -> int:
+        """The outputs of the projection that are queries or their gates."""
+        return self.num_heads * self.head_dim * (2 if self.family.gates_attention else 1)
 
     @property
     def rotary_dim(self) -> int:

@@ -12,8 +12,10 @@ import torch
 
 from engine.model.decoder.decoder_config import DecoderConfig, NotSupported
 from engine.model.decoder.families import Family
+from engine.model.decoder.projections import projections_of
 from engine.model.kernels.quantized import StoredWeight
 from engine.model.kernels.recurrent import Convolution
+from engine.model.wide.mixers.gated_delta_net import DeltaRule
 from engine.model.wide.stored_layers import dequantized_in, stand_in
 
 
@@ -63,6 +65,19 @@ class ExpertWeights:
         return Linear(self.gate_up[expert].flatten(0, 1), gate_up), Linear(self.down[expert], down)
 
 
+@dataclass(frozen=True, slots=True)
+class DeltaNetWeights:
+    """The weights of a gated delta net between its projections.
+
+    Args:
+        rule: those of its recurrence.
+        norm: of the outputs of each head, [value_dim]. It has no offset.
+    """
+
+    rule: DeltaRule
+    norm: torch.Tensor
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
     """The weights of one layer. A norm that the model does not have is None.
@@ -71,9 +86,11 @@ class LayerWeights:
     multiply in float32.
 
     Args:
-        projection: its outputs are all query heads, then all key heads, then all value heads; or
-            those of a convolution: its gates, the gates of its outputs, and its values.
-        convolution: instead of attention, or None.
+        projection: its outputs are all query heads, each with a gate after it if the family has
+            them, then all key heads, then all value heads. Those of a convolution: its gates, the
+            gates of its outputs, and its values. Those of a delta net: what its convolution has,
+            the gates of its outputs, and the strengths and decays of its heads.
+        convolution, delta_net: instead of attention, or None.
         sinks: [heads], scores without a value.
         gate_up: its outputs are all gates, then all ups. None, like `down`, in a layer with
             experts.
@@ -82,6 +99,7 @@ class LayerWeights:
     attention_norm: torch.Tensor | None
     projection: Linear
     convolution: Convolution | None
+    delta_net: DeltaNetWeights | None
     query_norm: torch.Tensor | None
     key_norm: torch.Tensor | None
     sinks: torch.Tensor | None
@@ -220,22 +238,21 @@ def _fused(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def _layer(config: DecoderConfig, source: _Source, index: int) -> LayerWeights:
     layer = f"{config.name}.layers.{index}"
-    family = config.family
+    family, mixer = config.family, config.mixers[index]
     attention, mlp = f"{layer}.self_attn", f"{layer}.{family.mlp}"
-    projection, output = (attention, *family.qkv), (attention, family.output)
-    convolves = config.mixers[index] == "convolution"
-    if convolves:
-        projection, output = (f"{layer}.conv", "in_proj"), (f"{layer}.conv", "out_proj")
+    names = projections_of(config, mixer)
+    has_sinks = config.has_sinks and mixer == "attention"
     has_experts = source.has(f"{mlp}.{family.router}.weight")
     experts = _experts(config, source, mlp) if has_experts else None
     return LayerWeights(
         attention_norm=source.norm_of(layer, family.attention_norm),
-        projection=source.linear(*projection),
-        convolution=_convolution(source, f"{layer}.conv.conv") if convolves else None,
+        projection=source.linear(f"{layer}.{names.module}", *names.inputs),
+        convolution=_convolution(source, f"{layer}.conv.conv") if mixer == "convolution" else None,
+        delta_net=_delta_net(source, f"{layer}.linear_attn") if mixer == "delta_net" else None,
         query_norm=source.head_norm(f"{attention}.{family.query_norm}"),
         key_norm=source.head_norm(f"{attention}.{family.key_norm}"),
-        sinks=source.take(f"{attention}.sinks") if config.has_sinks and not convolves else None,
-        output=source.linear(*output),
+        sinks=source.take(f"{attention}.sinks") if has_sinks else None,
+        output=source.linear(f"{layer}.{names.module}", names.output),
         attention_post_norm=source.norm_of(layer, family.attention_post_norm),
         mlp_norm=source.norm_of(layer, family.mlp_norm),
         gate_up=None if experts else source.linear(mlp, *family.gate_up),
@@ -248,6 +265,12 @@ def _layer(config: DecoderConfig, source: _Source, index: int) -> LayerWeights:
 def _convolution(source: _Source, name: str) -> Convolution:
     weight, bias = source.take(f"{name}.weight"), source.take_any(f"{name}.bias")
     return Convolution.of(weight.squeeze(1), bias)
+
+
+def _delta_net(source: _Source, name: str) -> DeltaNetWeights:
+    convolution = _convolution(source, f"{name}.conv1d")
+    rule = DeltaRule.of(convolution, source.take(f"{name}.A_log"), source.take(f"{name}.dt_bias"))
+    return DeltaNetWeights(rule, source.take(f"{name}.norm.weight"))
 
 
 def _experts(config: DecoderConfig, source: _Source, mlp: str) -> ExpertWeights:
@@ -283,18 +306,22 @@ def _check_shapes(config: DecoderConfig, weights: DecoderWeights) -> None:
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     whole = config.family.norms_whole_projections
     norm_sizes = (queries, keys) if whole else (config.head_dim, config.head_dim)
-    for layer in weights.layers:
+    for mixer, layer in zip(config.mixers, weights.layers, strict=True):
+        names = projections_of(config, mixer)
         found: dict[str, tuple[torch.Tensor | None, tuple[int, ...]]] = {
-            "projection": (layer.projection.weight, (queries + 2 * keys, hidden)),
-            "output": (layer.output.weight, (hidden, queries)),
+            "projection": (layer.projection.weight, (sum(names.inputs.values()), hidden)),
+            "output": (layer.output.weight, (hidden, names.output_size)),
             "query_norm": (layer.query_norm, norm_sizes[:1]),
             "key_norm": (layer.key_norm, norm_sizes[1:]),
             "sinks": (layer.sinks, (config.num_heads,)),
         }
         if layer.convolution is not None:
-            found["projection"] = layer.projection.weight, (3 * hidden, hidden)
-            found["output"] = layer.output.weight, (hidden, hidden)
             found["taps"] = layer.convolution.taps, (config.num_taps, hidden)
+        if layer.delta_net is not None and (net := config.delta_net) is not None:
+            (convolution, *rates), norm = layer.delta_net.rule, layer.delta_net.norm
+            found["taps"] = convolution.taps, (config.num_taps, net.channels)
+            found |= {"rates": (rates[0], (net.num_heads,)), "biases": (rates[1], (net.num_heads,))}
+            found["norm"] = norm, (net.value_dim,)
         if layer.gate_up is not None and layer.down is not None:
             found["gate_up"] = layer.gate_up.weight, (2 * inner, hidden)
             found["down"] = layer.down.weight, (hidden, inner)

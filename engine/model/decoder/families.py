@@ -5,6 +5,10 @@ The common decoder has no branch for a family: a family is one row of `FAMILIES`
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
+
+#: What a layer has before its gates: attention, or something with a recurrent state.
+Mixer = Literal["attention", "convolution", "delta_net"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +23,9 @@ class Family:
         query_norm, key_norm: the names of the norms in an attention, if it has any.
         qkv, gate_up: the linear layers that become one.
         output, down: the linear layers after attention, and after the gates.
+        gates_attention: the projection of queries has a gate beside each query head, and the output
+            of the head is multiplied by its sigmoid.
+        recurrent: the mixer of the layers without attention, if there are any.
         mlp: the module with the gates.
         norm_offset: a norm multiplies by `norm_offset + weight`.
         norms_round_once: a norm multiplies in float32 and rounds the product. Otherwise it rounds
@@ -39,6 +46,8 @@ class Family:
     key_norm: str = "k_norm"
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
     output: str = "o_proj"
+    gates_attention: bool = False
+    recurrent: Mixer | None = None
     mlp: str = "mlp"
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     down: str = "down_proj"
@@ -88,6 +97,8 @@ FAMILIES: Mapping[str, Family] = {
     "gemma": _GEMMA,
     "gemma2": _GEMMA2,
     "gemma3_text": _GEMMA2,
+    # As in Qwen-VL, three positions per token that are equal in a text.
+    "qwen3_5_text": replace(_GEMMA, gates_attention=True, recurrent="delta_net"),
     "lfm2": replace(
         _LLAMA,
         attention_norm="operator_norm",
@@ -96,6 +107,7 @@ FAMILIES: Mapping[str, Family] = {
         query_norm="q_layernorm",
         key_norm="k_layernorm",
         output="out_proj",
+        recurrent="convolution",
         mlp="feed_forward",
         gate_up=("w1", "w3"),
         down="w2",

@@ -231,6 +231,7 @@ class NativeDecoder(Chooser):
             expert_size=experts.size,
             normalizes_chosen=experts.normalizes,
             norms_whole_projections=config.family.norms_whole_projections,
+            gates_attention=config.family.gates_attention,
             epsilon=config.epsilon,
             scaling=config.scaling,
             softcap=config.softcap or 0.0,
@@ -328,6 +329,8 @@ class ReusedBuffer:
 
 
 def _check(config: DecoderConfig, weights: DecoderWeights) -> None:
+    if config.delta_net is not None:
+        raise NotSupported("no kernels for gated delta nets")
     if weights.embedding.device.type != "cpu" or weights.embedding.dtype not in PER_WORD:
         raise NotSupported(
             f"no kernels for {weights.embedding.dtype} on {weights.embedding.device}"

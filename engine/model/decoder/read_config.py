@@ -1,6 +1,6 @@
 """Converts a transformers config to the config of the common decoder. Reads no weights.
 
-Llama, Mistral, Mixtral, Qwen 2 and 3, SmolLM 3, Phi 3, Granite, OLMo 2, GPT-OSS, Gemma 1 to 3,
+Llama, Mistral, Mixtral, Qwen 2 to 3.5, SmolLM 3, Phi 3, Granite, OLMo 2, GPT-OSS, Gemma 1 to 3,
 LFM2 and others are one architecture with options. Every field of a config must be known here: with
 an unknown field or an unexpected value the model is served by the wide path. Nothing is ignored
 silently.
@@ -16,12 +16,12 @@ from engine.model.decoder.decoder_config import (
     Activation,
     ClampedSwiglu,
     DecoderConfig,
+    DeltaNet,
     Experts,
-    Mixer,
     NotSupported,
     Rotary,
 )
-from engine.model.decoder.families import FAMILIES, Family
+from engine.model.decoder.families import FAMILIES, Family, Mixer
 from engine.model.wide.transformers_model import TransformersModel
 
 #: Rotary types whose frequencies depend neither on the position nor on the sequence length.
@@ -29,8 +29,8 @@ ROTARY_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 
 #: The activations of gates, by their names in transformers.
 ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
-#: The types of layers that have a convolution instead of attention, by their name in a config.
-CONVOLUTION = "conv"
+#: The types of layers that have a state instead of attention, by their names in a config.
+RECURRENT = frozenset({"conv", "linear_attention"})
 
 #: Fields that `read_config` uses, directly or through the modules that were built from them.
 _READ = frozenset(
@@ -75,6 +75,11 @@ _READ = frozenset(
         "conv_bias",
         "conv_L_cache",
         "full_attn_idxs",
+        "linear_conv_kernel_dim",
+        "linear_key_head_dim",
+        "linear_value_head_dim",
+        "linear_num_key_heads",
+        "linear_num_value_heads",
         # The tensors show which layers have experts.
         "num_local_experts",
         "num_experts",
@@ -166,7 +171,8 @@ def read_config(served: TransformersModel) -> DecoderConfig:
         mixers=mixers,
         rotary_of=rotary_of,
         windows=tuple(next(windows) if mixer == "attention" else None for mixer in mixers),
-        num_taps=fields["conv_L_cache"] if "convolution" in mixers else 0,
+        num_taps=fields.get("conv_L_cache", fields.get("linear_conv_kernel_dim", 0)),
+        delta_net=_delta_net(fields) if "delta_net" in mixers else None,
         embedding_multiplier=_embedding_multiplier(served, fields),
         residual_multiplier=float(fields.get("residual_multiplier", 1.0)),
         logits_divisor=float(fields.get("logits_scaling", 1.0)),
@@ -216,11 +222,21 @@ def _activation_of(fields: Mapping[str, Any]) -> tuple[str, Any]:
 
 def _mixers(served: TransformersModel, fields: Mapping[str, Any]) -> tuple[Mixer, ...]:
     """The mixer of each layer."""
+    attention: Mixer = "attention"
     if not served.state_shapes:
-        attention: Mixer = "attention"
         return (attention,) * len(served.layers)
-    kinds = fields["layer_types"]
-    return tuple("convolution" if kind == CONVOLUTION else "attention" for kind in kinds)
+    recurrent = FAMILIES[fields["model_type"]].recurrent
+    assert recurrent is not None, "a family with a state has a mixer with one"
+    return tuple(recurrent if kind in RECURRENT else attention for kind in fields["layer_types"])
+
+
+def _delta_net(fields: Mapping[str, Any]) -> DeltaNet:
+    return DeltaNet(
+        num_heads=fields["linear_num_value_heads"],
+        num_key_heads=fields["linear_num_key_heads"],
+        key_dim=fields["linear_key_head_dim"],
+        value_dim=fields["linear_value_head_dim"],
+    )
 
 
 def _intermediate_size(served: TransformersModel, fields: Mapping[str, Any]) -> int:

@@ -1,6 +1,6 @@
 // The convolutions of a step's rows and the activation that follows them. Knows no model.
 //
-// A unit of work is a few tokens of one row.
+// A unit of work is some channels of a few tokens of one row.
 #pragma once
 
 #include "convolution.h"
@@ -10,9 +10,8 @@
 namespace quire {
 
 constexpr int64_t TOKENS_OF_UNIT = 16;
-// Channels that are computed for all tokens of a unit before the next ones, so that inputs are
-// read from the first-level cache for every tap but one.
-constexpr int64_t CHANNELS_AT_ONCE = 256;
+// So few that inputs are read from the first-level cache for every tap but one.
+constexpr int64_t CHANNELS_OF_UNIT = 256;
 
 inline Vector rounded_to_bfloat16(Vector value) {
   BFloat16::Element narrow[LANES];
@@ -38,20 +37,22 @@ inline void convolve(const QuireRows& rows, const QuireConvolution& of, Team& te
     for (; channel < end; channel += LANES) body(channel, std::min<int64_t>(LANES, end - channel));
   };
   const int64_t size = (of.weights.num_taps - 1) * of.channels;
+  const int64_t parts = (of.channels + CHANNELS_OF_UNIT - 1) / CHANNELS_OF_UNIT;
   int64_t unit = member, units_before = 0;
   for (int64_t r = 0; r < rows.num_rows; r++) {
     const ConvolvedRow row{rows.offsets[r], rows.query_lens[r], of.history + rows.reads[r] * size,
                            of.history + rows.writes[r] * size};
-    const int64_t units = (row.count + TOKENS_OF_UNIT - 1) / TOKENS_OF_UNIT;
+    const int64_t units = (row.count + TOKENS_OF_UNIT - 1) / TOKENS_OF_UNIT * parts;
     for (; unit < units_before + units; unit = team.take()) {
-      const int64_t first = (unit - units_before) * TOKENS_OF_UNIT;
+      const int64_t first = (unit - units_before) / parts * TOKENS_OF_UNIT;
       const int64_t last = std::min(first + TOKENS_OF_UNIT, row.count);
-      for (int64_t c = 0; c < of.channels; c += CHANNELS_AT_ONCE)
-        for (int64_t t = first; t < last; t++)
-          for_each_strip(c, std::min(c + CHANNELS_AT_ONCE, of.channels),
-                         [&](int64_t channel, int64_t count) { output(row, t, channel, count); });
+      const int64_t begin = (unit - units_before) % parts * CHANNELS_OF_UNIT;
+      const int64_t end = std::min(begin + CHANNELS_OF_UNIT, of.channels);
+      for (int64_t t = first; t < last; t++)
+        for_each_strip(begin, end,
+                       [&](int64_t channel, int64_t count) { output(row, t, channel, count); });
       if (last == row.count)
-        for_each_strip(0, of.channels, [&](int64_t channel, int64_t count) {
+        for_each_strip(begin, end, [&](int64_t channel, int64_t count) {
           convolution.keep(row, channel, count);
         });
     }

@@ -16,19 +16,6 @@ struct ConvolvedRow {
   float* after;          // The same after the last token; other memory.
 };
 
-// The first `count` lanes; the others are zero.
-inline Vector load_lanes(const float* from, int64_t count) {
-  if (count == LANES) return load<Vector>(from);
-  Vector value = Vector{};
-  for (int64_t lane = 0; lane < count; lane++) value[lane] = from[lane];
-  return value;
-}
-
-inline void store_lanes(float* to, const Vector& value, int64_t count) {
-  if (count == LANES) return store(to, value);
-  for (int64_t lane = 0; lane < count; lane++) to[lane] = value[lane];
-}
-
 // The inputs of a convolution. `input(token, channel, count)` gives those of a token of the step,
 // for `count` channels from `channel` on.
 template <class Input>

@@ -80,6 +80,8 @@ struct QuireModel {
   // divided by their sum.
   int64_t num_experts, expert_size, normalizes_chosen;
   int64_t norms_whole_projections;  // Whether query_norm and key_norm are over all heads together.
+  // Whether a projection has a gate after each query head: its sigmoid multiplies the head's output.
+  int64_t gates_attention;
   float epsilon, scaling;
   float softcap;                  // Cap of the attention scores; 0 for none.
   float gate_linear, gate_cubic, gate_limit, up_offset;  // Gate in layers.h.

@@ -302,6 +302,8 @@ class Decoder : public AnyDecoder {
       if (sinks != nullptr) total += std::exp2(sinks[head] * LOG2_E - sum.highest[r]);
       const float factor = 1.0f / total;
       for (int64_t i = 0; i < width_; i += LANES) store(row + i, load<Vector>(row + i) * factor);
+      heads_.gate(row, projected_, projected_stride_,
+                  plan.rows[unit.row].offset + unit.first_token + token, head);
       narrow_row(attended.at(first + token, head * dim), row, dim);
     }
   }

@@ -1,5 +1,5 @@
-// Between the projection of a layer and its attention: norms of heads, rotation, and writes to the
-// cache. Knows no attention.
+// Around the attention of a layer: norms of heads, rotation, writes to the cache, and gates of the
+// outputs. Knows no attention.
 #pragma once
 
 #include "cache.h"
@@ -14,7 +14,9 @@ template <class T>
 class Heads {
  public:
   explicit Heads(const QuireModel& model)
-      : model_(model), group_(model.num_heads / model.num_kv_heads) {}
+      : model_(model),
+        group_(model.num_heads / model.num_kv_heads),
+        query_stride_(model.head_dim * (model.gates_attention ? 2 : 1)) {}
 
   // One thread's part. Writes keys and values to the cache, and queries to `queries`, whose rows
   // are in the order key head, token, query head.
@@ -30,9 +32,9 @@ class Heads {
     for (int64_t i = mine.first; i < mine.last; i++) {
       const int64_t token = i / kv_heads, head = i % kv_heads;
       float* const row = projected + token * stride;
-      float* key = row + (model_.num_heads + head) * dim;
+      float* key = row + model_.num_heads * query_stride_ + head * dim;
       for (int64_t g = 0; g < group_; g++) {
-        float* query = row + (head * group_ + g) * dim;
+        float* query = row + (head * group_ + g) * query_stride_;
         prepare(query, layer, layer.query_norm, angles, token);
         narrow_row(queries.at(head * step.num_tokens + token, g * dim), query, dim);
       }
@@ -42,6 +44,18 @@ class Heads {
       store_value<T>(cache, cache.head_of(values, block, head), offset, key + kv_heads * dim);
     }
     team.barrier();
+  }
+
+  // Multiplies the output of a query head, padded to whole vectors, by the sigmoid of its gate.
+  void gate(float* output, const float* projected, int64_t stride, int64_t token,
+            int64_t head) const {
+    if (!model_.gates_attention) return;
+    const int64_t dim = model_.head_dim;
+    const float* const gates = projected + token * stride + head * query_stride_ + dim;
+    for (int64_t i = 0; i < dim; i += LANES) {
+      const Vector gate = load_lanes(gates + i, std::min<int64_t>(LANES, dim - i));
+      store(output + i, times_sigmoid(load<Vector>(output + i), gate));
+    }
   }
 
  private:
@@ -68,6 +82,7 @@ class Heads {
 
   const QuireModel model_;
   const int64_t group_;
+  const int64_t query_stride_;  // Numbers from the queries of a head to those of the next one.
 };
 
 }  // namespace quire

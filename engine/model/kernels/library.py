@@ -8,7 +8,7 @@ from typing import Any
 from engine.model.kernels.build import KernelsUnavailable, Variant, library_path
 
 #: What `quire_abi` of decoder.cpp must return for the structs below.
-ABI = 13
+ABI = 14
 
 _Pointer = ctypes.c_void_p
 _Integer = ctypes.c_int64
@@ -88,7 +88,7 @@ class ModelStruct(ctypes.Structure):
         *fields(_Integer, "is_bfloat16", "num_layers", "hidden_size", "num_heads", "num_kv_heads"),
         *fields(_Integer, "head_dim", "rotary_dim", "intermediate_size", "vocab_size"),
         *fields(_Integer, "num_rotaries", "num_experts", "expert_size"),
-        *fields(_Integer, "normalizes_chosen", "norms_whole_projections"),
+        *fields(_Integer, "normalizes_chosen", "norms_whole_projections", "gates_attention"),
         *fields(_Float, "epsilon", "scaling", "softcap", "gate_linear", "gate_cubic"),
         *fields(_Float, "gate_limit", "up_offset"),
         *fields(_Float, "embedding_multiplier", "residual_multiplier", "logits_divisor"),

@@ -67,6 +67,19 @@ inline PartVector multiply_add(PartVector a, PartVector b, PartVector c) {
 #endif
 }
 
+// The first `count` lanes; the others are zero.
+inline Vector load_lanes(const float* from, int64_t count) {
+  if (count == LANES) return load<Vector>(from);
+  Vector value = Vector{};
+  for (int64_t lane = 0; lane < count; lane++) value[lane] = from[lane];
+  return value;
+}
+
+inline void store_lanes(float* to, const Vector& value, int64_t count) {
+  if (count == LANES) return store(to, value);
+  for (int64_t lane = 0; lane < count; lane++) to[lane] = value[lane];
+}
+
 // Stores to an address aligned to a register, past the caches where the target can. Other threads
 // see it after finish_streams() and a barrier.
 inline void stream(float* to, PartVector value) {

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from engine.model.device.state_pool import StateShapes
-from engine.model.kernels.recurrent import MatrixInputs
+from engine.model.kernels.recurrent import Convolution, MatrixInputs
 from engine.model.wide.mixers.constants import as_float, convolution_of, once
 from engine.model.wide.mixers.functions import NORM_EPSILON, sigmoid, softplus
 from engine.model.wide.mixers.layer_state import LayerState
@@ -30,6 +30,27 @@ class Projected(NamedTuple):
     decay: torch.Tensor
 
 
+class DeltaRule(NamedTuple):
+    """The weights of a recurrence in float32.
+
+    Args:
+        convolution: of queries, keys and values.
+        rate: of the logarithm of a decay, negative, [value heads].
+        bias: of a decay before softplus, [value heads].
+    """
+
+    convolution: Convolution
+    rate: torch.Tensor
+    bias: torch.Tensor
+
+    @classmethod
+    def of(
+        cls, convolution: Convolution, log_rate: torch.Tensor, bias: torch.Tensor
+    ) -> "DeltaRule":
+        """From a module's `A_log` and `dt_bias` of any type."""
+        return cls(convolution, -as_float(log_rate).exp(), as_float(bias))
+
+
 class GatedDeltaNet:
     """State: the last inputs of the convolution, and a matrix for each value head."""
 
@@ -45,36 +66,60 @@ class GatedDeltaNet:
 
     def step(self, module: Any, hidden: torch.Tensor, state: LayerState) -> torch.Tensor:
         projected = _project(module, hidden)
-        mixed = state.convolve(
-            0, projected.mixed, convolution_of(module.conv1d), activated_by=module.activation
-        )
-        keys = (len(hidden), module.num_k_heads, module.head_k_dim)
-        query, key, value = torch.split(
-            mixed, [module.key_dim, module.key_dim, module.value_dim], dim=-1
-        )
-        strength = sigmoid(projected.strength.float()).to(hidden.dtype).float()
-        if getattr(module, "allow_neg_eigval", False):
-            strength = strength * 2.0
-        negative_rate, bias = once(module, _decay_weights)
-        decay = torch.exp(negative_rate * softplus(projected.decay.float() + bias))
-        outputs = state.recur(
-            1,
-            MatrixInputs(
-                query.view(keys),
-                key.view(keys),
-                value.view(len(hidden), module.num_v_heads, -1),
-                decay[..., None],
-                strength,
-                corrects=True,
-                query_factor=module.head_k_dim**-0.5,
-                epsilon=NORM_EPSILON,
-            ),
+        outputs = recurred(
+            projected,
+            once(module, _delta_rule),
+            state,
+            num_key_heads=module.num_k_heads,
+            activated_by=module.activation,
+            largest_strength=2.0 if getattr(module, "allow_neg_eigval", False) else 1.0,
         )
         is_olmo = hasattr(module, "o_norm")
         norm, out = (module.o_norm, module.o_proj) if is_olmo else (module.norm, module.out_proj)
-        normed = norm(outputs.to(hidden.dtype).flatten(0, 1), projected.gate.flatten(0, 1))
+        normed = norm(outputs.flatten(0, 1), projected.gate.flatten(0, 1))
         mixed_again: torch.Tensor = out(normed.view(len(hidden), -1))
         return mixed_again
+
+
+def recurred(
+    projected: Projected,
+    weights: DeltaRule,
+    state: LayerState,
+    *,
+    num_key_heads: int,
+    activated_by: str = "silu",
+    largest_strength: float = 1.0,
+) -> torch.Tensor:
+    """The outputs before their norm, [tokens, value heads, value_dim], rounded as `projected`.
+
+    Args:
+        projected: of all tokens of a step.
+        weights: of the layer.
+        state: of the layer.
+        num_key_heads: the heads of queries and keys.
+        activated_by: the name of the activation after the convolution.
+        largest_strength: the factor of each strength.
+    """
+    mixed, gate, strength, decay = projected
+    values, dtype = gate.shape[1] * gate.shape[2], mixed.dtype
+    keys = (mixed.shape[1] - values) // 2
+    convolved = state.convolve(0, mixed, weights.convolution, activated_by=activated_by)
+    query, key, value = torch.split(convolved, [keys, keys, values], dim=-1)
+    by_head = (len(mixed), num_key_heads, keys // num_key_heads)
+    outputs = state.recur(
+        1,
+        MatrixInputs(
+            query.view(by_head),
+            key.view(by_head),
+            value.view(gate.shape),
+            torch.exp(weights.rate * softplus(decay.float() + weights.bias))[..., None],
+            sigmoid(strength.float()).to(dtype).float() * largest_strength,
+            corrects=True,
+            query_factor=by_head[2] ** -0.5,
+            epsilon=NORM_EPSILON,
+        ),
+    )
+    return outputs.to(dtype)
 
 
 def _project(module: Any, hidden: torch.Tensor) -> Projected:
@@ -96,6 +141,5 @@ def _project(module: Any, hidden: torch.Tensor) -> Projected:
     return Projected(mixed, gate.view(len(hidden), module.num_v_heads, -1), strength, decay)
 
 
-def _decay_weights(module: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The factor of softplus in the logarithm of a decay, and the bias inside, [value heads]."""
-    return -as_float(module.A_log).exp(), as_float(module.dt_bias)
+def _delta_rule(module: Any) -> DeltaRule:
+    return DeltaRule.of(convolution_of(module.conv1d), module.A_log, module.dt_bias)
