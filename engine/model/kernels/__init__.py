@@ -24,6 +24,7 @@ They are the fast path, and the recurrences of models on the wide path.
     decoder.h         the C interface of the decoder, for Python
     decoder.cpp       one step over all layers, in one parallel region
     activated_convolution.h  those of a step, with an activation
+    recurrent_mixer.h  the mixers of a step that have such a recurrence
     recurrence.h      recurrences whose state is a matrix for each head
     recurrent.h       the C interface of these two, for Python
     recurrent.cpp     one recurrence of a layer, divided among threads

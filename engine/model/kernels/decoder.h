@@ -37,16 +37,36 @@ struct QuireTaps {
   int64_t num_taps;
 };
 
+// A mixer whose state is a matrix for each head, see recurrent_mixer.h. All places are those of the
+// first of several adjacent numbers of a token.
+struct QuireRecurrentMixer {
+  QuireTaps convolution;
+  int64_t channels;              // Of the convolution.
+  // Places among the outputs of `projection`: of the inputs of the convolution, of a gate for each
+  // value, and of a step size for each head and a strength for each head. Without own strengths, a
+  // negative place: the step sizes are the strengths.
+  int64_t inputs, gates, sizes, strengths;
+  int64_t queries, keys, values;  // Places among the channels.
+  int64_t num_heads, num_key_heads, key_dim, value_dim;
+  const float *size_biases, *rates, *skips;  // [num_heads]; no skips if null.
+  int64_t corrects;                          // As the next two in QuireRecurrence.
+  float query_factor, epsilon;
+  const float* norm;  // [num_heads][value_dim]
+  int64_t norm_size;  // Adjacent outputs that have a norm together.
+  int64_t gates_after_norm;
+};
+
 struct QuireLayer {
   const float *attention_norm, *query_norm, *key_norm, *attention_post_norm;
   const float* sinks;  // One per query head: a score without a value. Null for none.
   const float *mlp_norm, *mlp_post_norm;
-  // The outputs of `projection` are queries, keys and values, or what a convolution needs. The strips
+  // The outputs of `projection` are queries, keys and values, or what another mixer needs. The strips
   // of gate_up alternate: a strip of gates, a strip of ups.
   QuireLinear projection, output, gate_up, down;
-  const QuireTaps* convolution;  // Instead of attention, or null.
-  const QuireExperts* experts;   // Instead of gate_up and down, or null.
-  int64_t place;                 // The index of its keys and values, or of its states.
+  const QuireTaps* convolution;           // Instead of attention, or null.
+  const QuireRecurrentMixer* recurrence;  // The same.
+  const QuireExperts* experts;            // Instead of gate_up and down, or null.
+  int64_t place;   // The index of its keys and values, or of the first part of its state.
   int64_t window;  // Keys a token sees, itself included; 0 for all.
   int64_t rotary;  // The index of its rotary embedding; negative: nothing is rotated.
 };
@@ -108,8 +128,9 @@ struct QuireStep {
   const int64_t* adapters;  // One per token, negative for none; null if no token has one.
   void* const* key_caches;  // One per layer with attention.
   void* const* value_caches;
-  // One per layer with a convolution: [buffers][num_taps - 1][channels], the last inputs after some
-  // token, oldest first. Null, like the next two, for a model without.
+  // The parts of the state after some token, of each layer that has one. The last inputs of its
+  // convolution, oldest first: [buffers][num_taps - 1][channels]. Then the matrices of a recurrence:
+  // [buffers][num_heads][key_dim][value_dim]. Null, like the next two, for a model without.
   float* const* states;
   const int64_t *state_reads, *state_writes;  // One buffer per row. No row writes what a row reads.
   // Per logit row, the head's outputs; not written if `argmax` is given.

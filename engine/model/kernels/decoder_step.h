@@ -17,6 +17,7 @@
 #include "heads.h"
 #include "layers.h"
 #include "product.h"
+#include "recurrent_mixer.h"
 #include "rotary.h"
 #include "short_convolution.h"
 #include "workspace.h"
@@ -50,6 +51,7 @@ class Decoder : public AnyDecoder {
         angles_(model),
         heads_(model),
         convolutions_(model),
+        recurrences_(model),
         adapters_(model),
         experts_(model) {
     for (int64_t i = 0; i < model.num_layers; i++) {
@@ -130,6 +132,7 @@ class Decoder : public AnyDecoder {
     const int64_t partials = std::max(plan_.num_partials, logit_plan_.num_partials);
     workspace_.add(&partials_, (partials + threads) * partial_stride_);
     adapters_.lay_out(workspace_, activated_.stride, mixed_.stride, normed_.stride);
+    recurrences_.lay_out(*step_, workspace_);
     digits_.lay_out(workspace_, products_, tokens, threads);
     // The matrix unit reads whole tile registers, beyond the last row.
     int64_t longest = std::max({normed_.stride, mixed_.stride, activated_.stride});
@@ -156,8 +159,8 @@ class Decoder : public AnyDecoder {
       project(products[0], normed, stream_.count, team, member);
       if (last) gather_logit_rows(team, member);
       const ResidualStream& stream = last ? logit_stream_ : stream_;
-      if (layer.convolution != nullptr)
-        convolve(layer, last ? step_->logit_rows : nullptr, stream.count, mixed, team, member);
+      if (layer.convolution != nullptr || layer.recurrence != nullptr)
+        recur(layer, last ? step_->logit_rows : nullptr, stream.count, mixed, team, member);
       else
         attend(layer, last ? logit_plan_ : plan_, queries_.with_low(split), mixed, team, member);
       add_to_residual(stream, products[1], mixed, layer.attention_post_norm, team, member);
@@ -178,7 +181,7 @@ class Decoder : public AnyDecoder {
     team.barrier();
   }
 
-  // Needs no barrier: attend() and convolve() have one before the rows are read.
+  // Needs no barrier: attend() and recur() have one before the rows are read.
   void gather_logit_rows(Team& team, int member) {
     const int64_t size = model_.hidden_size;
     const Share mine(logit_stream_.count, member, team.size());
@@ -240,10 +243,14 @@ class Decoder : public AnyDecoder {
     team.barrier();
   }
 
-  void convolve(const QuireLayer& layer, const int64_t* tokens, int64_t count, const Inputs& mixed,
-                Team& team, int member) {
-    convolutions_.mix(*layer.convolution, step_->states[layer.place], projected_,
-                      projected_stride_, tokens, count, mixed, team, member);
+  void recur(const QuireLayer& layer, const int64_t* tokens, int64_t count, const Inputs& mixed,
+             Team& team, int member) {
+    float* const* const states = step_->states + layer.place;
+    if (layer.recurrence != nullptr)
+      return recurrences_.mix(*layer.recurrence, states, projected_, projected_stride_, tokens,
+                              count, mixed, team, member);
+    convolutions_.mix(*layer.convolution, *states, projected_, projected_stride_, tokens, count,
+                      mixed, team, member);
   }
 
   // Query rows are in the order key head, token, query head; this is the first of a token.
@@ -365,6 +372,7 @@ class Decoder : public AnyDecoder {
   RotaryAngles angles_;
   Heads<T> heads_;
   GatedConvolutions convolutions_;
+  RecurrentMixers recurrences_;
   Adapters<T> adapters_;
   Experts<T> experts_;
   DigitWriter<Row> digits_;

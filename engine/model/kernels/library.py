@@ -55,6 +55,22 @@ class TapsStruct(ctypes.Structure):
     _fields_ = [*fields(_Pointer, "taps", "bias"), *fields(_Integer, "num_taps")]
 
 
+class RecurrentMixerStruct(ctypes.Structure):
+    """QuireRecurrentMixer."""
+
+    _fields_ = [
+        ("convolution", TapsStruct),
+        *fields(_Integer, "channels", "inputs", "gates", "sizes", "strengths"),
+        *fields(_Integer, "queries", "keys", "values"),
+        *fields(_Integer, "num_heads", "num_key_heads", "key_dim", "value_dim"),
+        *fields(_Pointer, "size_biases", "rates", "skips"),
+        *fields(_Integer, "corrects"),
+        *fields(_Float, "query_factor", "epsilon"),
+        ("norm", _Pointer),
+        *fields(_Integer, "norm_size", "gates_after_norm"),
+    ]
+
+
 class LayerStruct(ctypes.Structure):
     """QuireLayer."""
 
@@ -64,6 +80,7 @@ class LayerStruct(ctypes.Structure):
         *fields(_Pointer, "mlp_norm", "mlp_post_norm"),
         *fields(LinearStruct, "projection", "output", "gate_up", "down"),
         ("convolution", ctypes.POINTER(TapsStruct)),
+        ("recurrence", ctypes.POINTER(RecurrentMixerStruct)),
         ("experts", ctypes.POINTER(ExpertsStruct)),
         *fields(_Integer, "place", "window", "rotary"),
     ]
