@@ -127,6 +127,36 @@ FAMILIES: dict[str, PreTrainedConfig] = {
         conv_bias=True,
         conv_L_cache=5,
     ),
+    # The first and the last layer are delta nets, in which a key head serves two heads.
+    "qwen3.5": transformers.Qwen3_5TextConfig(
+        **(_GROUPED | {"num_hidden_layers": 4}),
+        head_dim=16,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=16,
+        linear_value_head_dim=32,
+        layer_types=["linear_attention", "full_attention", "full_attention", "linear_attention"],
+    ),
+    # Nothing is a multiple of a strip, and a rotation has six of 18 dimensions.
+    "qwen3.5, biases and odd sizes": transformers.Qwen3_5TextConfig(
+        **(_GROUPED | {"hidden_size": 72, "intermediate_size": 50, "num_hidden_layers": 3}),
+        head_dim=18,
+        attention_bias=True,
+        linear_num_key_heads=3,
+        linear_num_value_heads=3,
+        linear_key_head_dim=9,
+        linear_value_head_dim=22,
+        linear_conv_kernel_dim=3,
+        layer_types=["linear_attention", "linear_attention", "full_attention"],
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.34,
+        },
+    ),
+    "qwen3.5, attention only": transformers.Qwen3_5TextConfig(
+        **_GROUPED, head_dim=16, layer_types=["full_attention"] * 2
+    ),
     "gemma": transformers.GemmaConfig(**_GROUPED, head_dim=16),
     # Scores and logits capped where they would often go further, and a window in every other layer.
     "gemma2": transformers.Gemma2Config(

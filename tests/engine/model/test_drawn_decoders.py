@@ -15,16 +15,17 @@ from tests.engine.model.decoders import forms_of, run_steps
 #: the sizes of blocks and prompts, and each family in both precisions.
 SEEDS = (
     *(0, 1, 2, 6, 7, 11, 12, 14, 15, 16, 19, 20, 23, 25, 28, 29, 31, 33, 34, 35),
-    *(38, 41, 42, 43, 44, 155, 193, 200, 201, 202, 203),
+    *(38, 41, 42, 43, 44, 155, 193, 200, 201, 202, 203, 300, 301, 302, 303),
 )
-#: From these seeds on, models of `GEMMAS`, of `MIXTURES` and of `HYBRIDS` are drawn.
-FIRST_GEMMA, FIRST_MIXTURE, FIRST_HYBRID = 24, 36, 200
+#: From these seeds on, models of `GEMMAS`, `MIXTURES`, `HYBRIDS` and `DELTA_NETS` are drawn.
+FIRST_GEMMA, FIRST_MIXTURE, FIRST_HYBRID, FIRST_DELTA_NET = 24, 36, 200, 300
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3", "Phi3", "Granite", "Olmo2")
 #: Caps, norms around blocks, and layers with different rotary embeddings.
 GEMMAS = ("Gemma", "Gemma2", "Gemma3Text")
 MIXTURES = ("Mixtral", "Qwen3Moe", "GptOss")
 #: Convolutions beside attention.
 HYBRIDS = ("Lfm2",)
+DELTA_NETS = ("Qwen3_5Text",)
 ROTARY = (
     {"rope_type": "default"},
     {"rope_type": "linear", "factor": 2.0},
@@ -54,7 +55,9 @@ def families_of(seed: int) -> Sequence[str]:
         return FAMILIES
     if seed < FIRST_MIXTURE:
         return GEMMAS
-    return MIXTURES if seed < FIRST_HYBRID else HYBRIDS
+    if seed < FIRST_HYBRID:
+        return MIXTURES
+    return HYBRIDS if seed < FIRST_DELTA_NET else DELTA_NETS
 
 
 def drawn_config(draw: random.Random, families: Sequence[str]) -> PreTrainedConfig:
@@ -62,7 +65,8 @@ def drawn_config(draw: random.Random, families: Sequence[str]) -> PreTrainedConf
     kv_heads, group = draw.choice((1, 1, 2, 3)), draw.choice((1, 2, 3, 5, 7))
     head_dim = draw.choice((2, 6, 8, 16, 18, 24, 32, 34, 64, 130))
     num_layers = draw.randint(1, 3)
-    has_head_dim = family in {"Llama", "Mistral", "Qwen2", "Qwen3", *GEMMAS, *MIXTURES}
+    own_head_dims = {"Llama", "Mistral", "Qwen2", "Qwen3", *GEMMAS, *MIXTURES, *DELTA_NETS}
+    has_head_dim = family in own_head_dims
     hidden_dim = 2 * draw.randint(1, 8) if has_head_dim else head_dim
     options: dict[str, Any] = {
         "vocab_size": draw.choice((17, 64, 211, 257)),
@@ -99,6 +103,8 @@ def drawn_config(draw: random.Random, families: Sequence[str]) -> PreTrainedConf
         options |= gemma_options(draw, family, num_layers)
     if family in HYBRIDS:
         options |= hybrid_options(draw, options)
+    if family in DELTA_NETS:
+        options |= delta_net_options(draw, num_layers)
     if family in MIXTURES:
         options |= mixture_options(draw, family, num_layers)
     config: PreTrainedConfig = getattr(transformers, f"{family}Config")(**options)
@@ -161,6 +167,20 @@ def hybrid_options(draw: random.Random, options: dict[str, Any]) -> dict[str, An
         "conv_L_cache": draw.choice((2, 3, 4, 20)),
         "block_auto_adjust_ff_dim": draw.random() < 0.5,
         "block_multiple_of": draw.choice((2, 32)),
+    }
+
+
+def delta_net_options(draw: random.Random, num_layers: int) -> dict[str, Any]:
+    kinds = [draw.choice(("linear_attention", "full_attention")) for _ in range(num_layers)]
+    kinds[draw.randrange(num_layers)] = "full_attention"
+    key_heads = draw.choice((1, 2, 3))
+    return {
+        "layer_types": kinds,
+        "linear_conv_kernel_dim": draw.choice((2, 4, 5)),
+        "linear_num_key_heads": key_heads,
+        "linear_num_value_heads": key_heads * draw.choice((1, 2, 3)),
+        "linear_key_head_dim": draw.choice((3, 16, 40)),
+        "linear_value_head_dim": 2 * draw.randint(1, 80),
     }
 
 

@@ -211,7 +211,10 @@ def test_a_form_that_is_wrong_for_a_single_token_is_left_out(dtype, tmp_path, mo
     assert "in the worst token" in caplog.text
 
 
-def test_a_form_that_begins_a_chunk_without_its_state_is_left_out(tmp_path, monkeypatch, caplog):
+@pytest.mark.parametrize("family", ["lfm2", "qwen3.5"])
+def test_a_form_that_begins_a_chunk_without_its_state_is_left_out(
+    family, tmp_path, monkeypatch, caplog
+):
     right = NativeDecoder.forward
 
     def forgetful(self, inputs, pool):
@@ -220,7 +223,7 @@ def test_a_form_that_begins_a_chunk_without_its_state_is_left_out(tmp_path, monk
         return right(self, inputs, pool)
 
     monkeypatch.setattr(NativeDecoder, "forward", forgetful)
-    assert isinstance(choose_model(served(FAMILIES["lfm2"], tmp_path)), Decoder)
+    assert isinstance(choose_model(served(FAMILIES[family], tmp_path)), Decoder)
     assert "is off by" in caplog.text
 
 

@@ -68,6 +68,20 @@ LONG_LFM2 = transformers.Lfm2Config(
     layer_types=["conv", "full_attention", "conv", "conv"],
     block_auto_adjust_ff_dim=False,
 )
+#: Columns of a state that fill registers, and some that do not; the last layer is a delta net.
+LONG_QWEN = transformers.Qwen3_5TextConfig(
+    **(
+        _GROUPED
+        | {"max_position_embeddings": 1024, "num_hidden_layers": 3}
+        | {"hidden_size": 72, "num_attention_heads": 6}
+    ),
+    head_dim=16,
+    linear_num_key_heads=1,
+    linear_num_value_heads=2,
+    linear_key_head_dim=20,
+    linear_value_head_dim=150,
+    layer_types=["linear_attention", "full_attention", "linear_attention"],
+)
 LONG_CONFIGS = {
     "full": LONG_LLAMA,
     "window": LONG_MISTRAL,
@@ -76,6 +90,7 @@ LONG_CONFIGS = {
     "sinks": LONG_GRANITE,
     "adapters": LONG_LLAMA,
     "convolutions": LONG_LFM2,
+    "delta nets": LONG_QWEN,
 }
 
 
