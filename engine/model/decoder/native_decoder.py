@@ -19,7 +19,9 @@ from engine.model.decoder.decoder_adapters import DecoderAdapter
 from engine.model.decoder.decoder_config import Activation, DecoderConfig, Experts, NotSupported
 from engine.model.decoder.decoder_weights import DecoderWeights, ExpertWeights, LayerWeights
 from engine.model.decoder.native_adapters import PackedAdapters
+from engine.model.decoder.native_mixers import delta_net_of, taps_of
 from engine.model.decoder.native_weights import PackedWeights
+from engine.model.decoder.projections import projections_of
 from engine.model.device.kv_pool import KVPool
 from engine.model.device.slabs import ALIGNMENT
 from engine.model.device.weight_files import WeightFiles
@@ -31,12 +33,10 @@ from engine.model.kernels.library import (
     ModelStruct,
     RotaryStruct,
     StepStruct,
-    TapsStruct,
     build_of,
     load_library,
 )
 from engine.model.kernels.packing import LANES, PER_WORD
-from engine.model.kernels.recurrent import Convolution
 
 #: The least digits of the inputs of a mixer's output layer, if its weights are quantized. That of
 #: an attention is a tenth of a model's products, and with one digit a fifth of the error of all.
@@ -197,8 +197,9 @@ class NativeDecoder(Chooser):
             addresses = [cache.data_ptr() for cache in caches]
             array = ctypes.c_void_p * len(layers)
             states = [
-                kv_pool.states.layer(place)[0].data_ptr() if kv_pool.states is not None else 0
+                part.data_ptr()
                 for place in range(len(self.state_shapes))
+                for part in (kv_pool.states.layer(place) if kv_pool.states is not None else ())
             ]
             self._pointers = (
                 array(*addresses[: len(layers)]),
@@ -253,6 +254,7 @@ class NativeDecoder(Chooser):
         )
 
     def _layer(self, config: DecoderConfig, index: int, layer: LayerWeights) -> LayerStruct:
+        place, attends = self._places[index], config.mixers[index] == "attention"
         return LayerStruct(
             attention_norm=self._packed.floats(layer.attention_norm),
             sinks=self._packed.floats(layer.sinks),
@@ -262,8 +264,8 @@ class NativeDecoder(Chooser):
             mlp_norm=self._packed.floats(layer.mlp_norm),
             mlp_post_norm=self._packed.floats(layer.mlp_post_norm),
             projection=self._packed.linear(layer.projection),
-            convolution=self._convolution(layer.convolution),
-            place=self._places[index],
+            **self._recurrent(config, layer),
+            place=place if attends else place * len(self.state_shapes[place]),
             output=self._packed.linear(layer.output, least_digits=OUTPUT_DIGITS),
             gate_up=self._packed.gate_up(layer.gate_up),
             down=LinearStruct() if layer.down is None else self._packed.linear(layer.down),
@@ -272,27 +274,26 @@ class NativeDecoder(Chooser):
             rotary=-1 if (rotary := config.rotary_of[index]) is None else rotary,
         )
 
-    def _convolution(self, convolution: Convolution | None) -> Any:
-        """A pointer to a convolution, which lives as long as the decoder; None for none."""
-        if convolution is None:
-            return None
-        struct = TapsStruct(
-            taps=self._packed.floats(convolution.taps),
-            bias=self._packed.floats(convolution.bias),
-            num_taps=len(convolution.taps),
-        )
-        self._structs.append(struct)
-        return ctypes.pointer(struct)
+    def _recurrent(self, config: DecoderConfig, layer: LayerWeights) -> dict[str, Any]:
+        """The field of the mixer that a layer has instead of attention, if it has one."""
+        if layer.convolution is not None:
+            return {"convolution": self._pointer(taps_of(layer.convolution, self._packed))}
+        if layer.delta_net is None or config.delta_net is None:
+            return {}
+        struct = delta_net_of(config.delta_net, layer.delta_net, self._packed)
+        return {"recurrence": self._pointer(struct)}
 
     def _experts(self, experts: ExpertWeights) -> Any:
-        """A pointer to the experts of a layer, which live as long as the decoder."""
         array = LinearStruct * len(experts.down)
         gate_up, down = array(), array()
         for expert in range(len(experts.down)):
             first, second = experts.of(expert)
             gate_up[expert], down[expert] = self._packed.gate_up(first), self._packed.linear(second)
         router = self._packed.linear(experts.router)
-        struct = ExpertsStruct(router=router, gate_up=gate_up, down=down)
+        return self._pointer(ExpertsStruct(router=router, gate_up=gate_up, down=down))
+
+    def _pointer(self, struct: ctypes.Structure) -> Any:
+        """A pointer to a struct, which lives as long as the decoder."""
         self._structs.append(struct)
         return ctypes.pointer(struct)
 
@@ -329,8 +330,6 @@ class ReusedBuffer:
 
 
 def _check(config: DecoderConfig, weights: DecoderWeights) -> None:
-    if config.delta_net is not None:
-        raise NotSupported("no kernels for gated delta nets")
     if weights.embedding.device.type != "cpu" or weights.embedding.dtype not in PER_WORD:
         raise NotSupported(
             f"no kernels for {weights.embedding.dtype} on {weights.embedding.device}"
@@ -339,8 +338,8 @@ def _check(config: DecoderConfig, weights: DecoderWeights) -> None:
         config.hidden_size,
         config.intermediate_size,
         config.head_dim,
-        config.num_heads * config.head_dim,
         (config.experts or NO_EXPERTS).size,
+        *(projections_of(config, mixer).output_size for mixer in {*config.mixers}),
     )
     if any(size % 2 for size in sizes) or config.head_dim > MAX_HEAD_DIM:
         raise NotSupported(
