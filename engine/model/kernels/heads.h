@@ -54,7 +54,7 @@ class Heads {
     const float* const gates = projected + token * stride + head * query_stride_ + dim;
     for (int64_t i = 0; i < dim; i += LANES) {
       const Vector gate = load_lanes(gates + i, std::min<int64_t>(LANES, dim - i));
-      store(output + i, times_sigmoid(load<Vector>(output + i), gate));
+      quire::store(output + i, times_sigmoid(load<Vector>(output + i), gate));
     }
   }
 
