@@ -72,8 +72,11 @@ def test_in_float32_every_form_has_the_logits_of_the_wide_path(family, tmp_path)
         torch.cat(run_steps(form, PROMPTS, STEPS, dtype=torch.float32))
         for form in (forms.wide, forms.torch, forms.native)
     )
+    # A delta net norms outputs that are nearly zero: embeddings that differ by 1e-7 move a token of
+    # this model by 4e-5.
+    most = 1e-4 if family.startswith("qwen3.5") else 2e-5
     for found in others:
-        assert float(errors(found, exact).max()) < 2e-5
+        assert float(errors(found, exact).max()) < most
 
 
 def test_in_bfloat16_no_form_is_further_from_exact_than_the_wide_path(family, tmp_path):
