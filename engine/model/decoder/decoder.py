@@ -132,7 +132,7 @@ class Decoder:
             return gated_convolution(projected, layer.convolution, state)
         net, weights = self.config.delta_net, layer.delta_net
         assert net is not None and weights is not None, "no other mixer has a state"
-        sizes = (net.channels, net.output_size, net.num_heads, net.num_heads)
+        sizes = [net.channels, net.output_size, net.num_heads, net.num_heads]
         mixed, gate, strength, decay = torch.split(projected, sizes, dim=-1)
         gate = gate.reshape(len(gate), net.num_heads, net.value_dim)
         outputs = gated_delta_net.recurred(
@@ -171,7 +171,7 @@ class Decoder:
         """[tokens, heads, 1, head_dim], or with gates [tokens, heads, 2, head_dim]."""
         config = self.config
         queries = projected[:, : config.query_size]
-        return queries.unflatten(1, (config.num_heads, -1, config.head_dim))
+        return queries.view(len(queries), config.num_heads, -1, config.head_dim)
 
     def _store(
         self,
