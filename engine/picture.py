@@ -5,7 +5,7 @@ picture; the runner computes with the encoder's outputs in their place. So a pic
 of its bytes, and the cache can find its blocks by the digest of these.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,11 @@ class Picture:
         return self.digest + self.length.to_bytes(8, "little")
 
 
+def pictures_between(pictures: Sequence[Picture], start: int, end: int) -> Iterator[Picture]:
+    """Those that have a part in the tokens `start .. end - 1`, in their order."""
+    return (one for one in pictures if one.start < end and one.end > start)
+
+
 def content_between(pictures: Sequence[Picture], start: int, end: int) -> bytes:
     """Identifies the parts of pictures in the tokens `start .. end - 1`; empty if there are none.
 
@@ -46,6 +51,5 @@ def content_between(pictures: Sequence[Picture], start: int, end: int) -> bytes:
     """
     return b"".join(
         picture.key + (picture.start - start).to_bytes(8, "little", signed=True)
-        for picture in pictures
-        if picture.start < end and picture.end > start
+        for picture in pictures_between(pictures, start, end)
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from engine.batch import Batch, BatchRow, BlockCopy, DecodeRows
 from engine.cache.state_slots import StateMoves
 from engine.request import NO_SLOT, Request
+from engine.scheduling.picture_budget import PictureBudget
 
 
 @dataclass(slots=True)
@@ -13,20 +14,22 @@ class Plan:
     """The step being planned.
 
     `budget` is the number of tokens that it may still compute, `prefill_budget` the part of it that
-    may be prefill, and `scored_budget` the number of prompt tokens that it may still score. `rows`
-    are the rows other than decodes, by request id, in the order in which they were planned.
+    may be prefill, and `scored_budget` the number of prompt tokens that it may still score.
+    `pictures` says which pictures it may still compute with. `rows` are the rows other than
+    decodes, by request id, in the order in which they were planned.
     `has_decodes`: the budget has paid for one token of each decode.
     """
 
     budget: int
     prefill_budget: int
     scored_budget: int
+    pictures: PictureBudget
     now: float
     has_decodes: bool = False
     rows: dict[str, tuple[BatchRow, Request]] = field(default_factory=dict)
     preempted_ids: set[str] = field(default_factory=set)
     #: Running requests that catch up and have no row yet. A token is kept for each of them, so that
-    #: it gets on in this step, however much better ones ask for.
+    #: it gets on in this step, however much better ones ask for; unless it comes to a picture.
     behind: set[str] = field(default_factory=set)
     swap_out: list[BlockCopy] = field(default_factory=list)
     swap_in: list[BlockCopy] = field(default_factory=list)
@@ -70,6 +73,7 @@ class Plan:
             snapshot_slot=snapshot_slot,
         )
         self.rows[request.request_id] = row, request
+        self.pictures.take(row.pictures, start, row.end)
         self.budget -= len(row.token_ids)
         self.scored_budget -= len(row.scored)
         if not draft:
@@ -89,6 +93,7 @@ class Plan:
         """Tokens that the row of this request may have."""
         room = self.room + (request.request_id in self.behind) + self.num_planned(request)
         start, row = request.num_computed_tokens, self.rows.get(request.request_id)
+        room = self.pictures.reach(request.pictures, start, start + room) - start
         may_score = self.scored_budget + (len(row[0].scored) if row else 0)
         if request.num_scored(start, start + room) <= may_score:
             return room

@@ -22,6 +22,7 @@ from engine.config import EngineConfig
 from engine.output.stopping import finish_reason_of
 from engine.request import FinishReason, Priority, Progress, Request, RequestState, Run, take_text
 from engine.scheduling.decode_set import limit_of, that_filled_a_block
+from engine.scheduling.picture_budget import PictureBudget
 from engine.scheduling.plan import Plan
 from engine.scheduling.policy import POLICIES, comes_before
 from engine.scheduling.preemption import Preemption
@@ -191,6 +192,7 @@ class Scheduler:
             budget=config.max_num_batched_tokens,
             prefill_budget=config.max_prefill_tokens or config.max_num_batched_tokens,
             scored_budget=config.max_scored_tokens,
+            pictures=PictureBudget(config.max_num_batched_tokens),
             now=now,
             state_moves=self.kv_cache.begin_step(),
         )
@@ -241,6 +243,8 @@ class Scheduler:
         if (next_snapshot := self.kv_cache.next_snapshot(request)) is not None:
             length = min(length, next_snapshot - request.num_computed_tokens)
         if length <= planned:
+            if not planned:  # Its picture or its scores must wait: without a token, too many enter.
+                plan.behind.add(request.request_id)
             return
         if self.config.whole_prompts and length < request.num_pending_tokens:
             return

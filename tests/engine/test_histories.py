@@ -6,6 +6,7 @@ size, or is in a step that fails.
 """
 
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.fake_runner import FakeRunner, Script
 from engine.output.detokenizer import Detokenizer
+from engine.picture import Picture
 from engine.port import RequestOutput
 from engine.request import FinishReason, Priority, Request
 from engine.sampling_params import SamplingParams
@@ -68,6 +70,7 @@ class Wanted:
     priority: Priority
     cache_salt: str
     adapter: str | None
+    pictures: tuple[Picture, ...]
     has_text: bool
     constraint: Parities | None
     #: Steps that it is given; None for all that it needs.
@@ -91,6 +94,7 @@ class Wanted:
             deadline=deadline,
             cache_salt=self.cache_salt,
             adapter=self.adapter,
+            pictures=self.pictures,
             text=text if self.has_text else None,
             constraint=self.constraint and self.constraint.assuming((), ()),
         )
@@ -119,10 +123,30 @@ def samplings(draw) -> SamplingParams:
 constraints = st.builds(
     Parities, length=st.integers(1, 30), stuck_at=st.none() | st.integers(0, 12)
 )
+
+
+@st.composite
+def prompts(draw) -> tuple[list[int], tuple[Picture, ...]]:
+    """Tokens, and which of them stand for pictures, of which there are two."""
+    tokens = draw(
+        st.lists(st.integers(0, 2), min_size=1, max_size=8)
+        | st.lists(st.integers(1, 2), min_size=10, max_size=20)
+    )
+    ends = draw(st.just([]) | st.lists(st.integers(0, len(tokens)), max_size=6))
+    places = pairwise(sorted(set(ends)))
+    names = st.sampled_from([b"cat", b"dog"])
+    return tokens, tuple(
+        Picture(draw(names), start, end - start, {}) for start, end in places if draw(st.booleans())
+    )
+
+
+def wanted(prompt: tuple[list[int], tuple[Picture, ...]], **others) -> Wanted:
+    return Wanted(prompt=prompt[0], pictures=prompt[1], **others)
+
+
 wishes = st.builds(
-    Wanted,
-    prompt=st.lists(st.integers(0, 2), min_size=1, max_size=8)
-    | st.lists(st.integers(1, 2), min_size=10, max_size=20),
+    wanted,
+    prompt=prompts(),
     sampling=samplings(),
     priority=st.sampled_from(Priority),
     cache_salt=st.sampled_from(["", "other"]),
@@ -211,7 +235,10 @@ class Host:
 def alone(wanted: Wanted, *, max_model_len: int, memory: int) -> Life:
     """All that it says in an engine of its own, with room for everything and nothing clever."""
     config = make_config(
-        max_model_len=max_model_len, vocab_size=VOCAB_SIZE, adapters=frozenset(ADAPTERS)
+        max_model_len=max_model_len,
+        vocab_size=VOCAB_SIZE,
+        adapters=frozenset(ADAPTERS),
+        reads_pictures=True,
     )
     host = Host(config, memory=memory)
     life = Life(wanted)
@@ -350,5 +377,5 @@ def test_whatever_happens_to_a_request_it_says_what_it_says_alone(
 def made(config: EngineConfig, **overrides) -> EngineConfig:
     """Another configuration with some of its fields changed."""
     values = {one.name: getattr(config, one.name) for one in fields(config)}
-    told = {"vocab_size": VOCAB_SIZE, "adapters": frozenset(ADAPTERS)}
+    told = {"vocab_size": VOCAB_SIZE, "adapters": frozenset(ADAPTERS), "reads_pictures": True}
     return EngineConfig(**(values | told | overrides))

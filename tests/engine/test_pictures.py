@@ -6,7 +6,7 @@ import pytest
 
 from engine.errors import RequestRejected
 from engine.fake_runner import fake_generation
-from engine.picture import Picture, content_between
+from engine.picture import Picture, content_between, pictures_between
 from tests.engine.builders import Machine, make_config, make_request
 
 #: Eight placeholders between five and four tokens of text; a block holds four tokens.
@@ -83,6 +83,84 @@ def test_a_request_taken_over_goes_on_with_its_pictures():
     machine.add(make_request("r", prompt=PROMPT, pictures=(picture,), output=published))
     machine.run()
     assert machine.tokens("r") == expected(picture)[2:]
+
+
+NAMES = ("cat", "dog", "cow", "pig")
+
+
+def pictures_of(batch) -> list[str]:
+    """What the rows of a step compute with, each once."""
+    found = [
+        picture.digest
+        for row in batch.rows
+        for picture in pictures_between(row.pictures, row.start, row.end)
+    ]
+    return [name for name in NAMES if make_picture(name).digest in found]
+
+
+def test_a_step_goes_on_to_another_picture_only_while_those_it_has_are_shorter_than_its_tokens():
+    """Four prompts begin with five tokens of text; then the pictures come in their order."""
+    machine = machine_of(max_num_batched_tokens=20, max_num_seqs=4, long_prefill_token_threshold=6)
+    for name in NAMES:
+        machine.add(make_request(name, prompt=PROMPT, pictures=(make_picture(name),)))
+    machine.run()
+    assert [pictures_of(batch) for batch in machine.batches[:6]] == [
+        *[["cat", "dog", "cow"]] * 3,
+        *[["pig"]] * 2,
+        [],
+    ]
+    for name in NAMES:
+        assert machine.tokens(name) == expected(make_picture(name))
+
+
+def test_requests_with_the_same_picture_compute_with_it_together():
+    machine = machine_of(max_num_batched_tokens=20, long_prefill_token_threshold=6)
+    for name in ("a", "b", "c"):
+        pictures = (make_picture("cat"),)
+        machine.add(make_request(name, prompt=PROMPT, pictures=pictures))
+    machine.step()
+    assert [len(row.token_ids) for row in machine.batches[0].rows] == [6, 6, 6]
+
+
+def test_a_picture_longer_than_a_step_is_computed_in_several():
+    machine = machine_of(max_num_batched_tokens=6)
+    machine.add(make_request("r", prompt=PROMPT, pictures=(make_picture("cat"),)))
+    machine.run()
+    assert machine.tokens("r") == expected(make_picture("cat"))
+
+
+def test_a_decode_gets_its_token_in_every_step_and_text_goes_on_beside_a_picture_that_waits():
+    machine = machine_of(max_num_batched_tokens=8, long_prefill_token_threshold=6)
+    machine.add(make_request("decode", prompt=3, max_tokens=9))
+    machine.step()
+    for name in ("cat", "dog"):
+        machine.add(make_request(name, prompt=[9] * 8, pictures=(make_picture(name, start=0),)))
+    machine.add(make_request("text", prompt=8))
+    machine.step()
+    assert [(row.request_id, len(row.token_ids)) for row in machine.batches[-1].rows] == [
+        ("decode", 1),
+        ("cat", 6),
+    ]
+    machine.step()
+    # The picture of "dog" waits, with a token kept for it; "text" does not wait for it.
+    assert [(row.request_id, len(row.token_ids)) for row in machine.batches[-1].rows] == [
+        ("decode", 1),
+        ("cat", 2),
+        ("text", 4),
+    ]
+    machine.run()
+    assert len(machine.tokens("decode")) == 9
+
+
+def test_no_more_requests_wait_for_their_pictures_than_a_step_has_tokens():
+    """Each keeps a token: with more of them, none would be left, and nobody would get on."""
+    machine = machine_of(
+        max_num_batched_tokens=16, max_prefill_tokens=3, long_prefill_token_threshold=1
+    )
+    for index in range(8):
+        pictures = (make_picture(str(index), start=0, length=40),)
+        machine.add(make_request(str(index), prompt=[9] * 42, pictures=pictures, max_tokens=2))
+    machine.run()
 
 
 def test_a_picture_that_the_model_cannot_read_is_refused():

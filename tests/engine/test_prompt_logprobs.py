@@ -114,6 +114,14 @@ def test_of_a_prompt_with_published_output_nothing_is_told_again():
     assert not any(row.scored for batch in machine.batches for row in batch.rows)
 
 
+def test_no_more_requests_wait_to_be_scored_than_a_step_has_tokens_of_prefill():
+    """Each keeps a token: with more of them, none would be left, and nobody would get on."""
+    machine = Machine(make_config(max_prefill_tokens=3, max_scored_tokens=1))
+    for name in "abcdefgh":
+        machine.add(make_request(name, prompt=4, prompt_logprobs=0))
+    machine.run()
+
+
 def test_steps_that_are_tried_row_by_row_tell_the_same():
     machine = Machine(make_config())
     asks, fails = (make_request(name, prompt=9, prompt_logprobs=2) for name in ("asks", "fails"))

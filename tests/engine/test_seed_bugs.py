@@ -14,6 +14,7 @@ import pytest
 from engine.cache.block_pool import BlockPool
 from engine.errors import RequestRejected
 from engine.request import LEGAL_TRANSITIONS, FinishReason, Priority, RequestState
+from engine.scheduling.picture_budget import PictureBudget
 from engine.scheduling.plan import Plan
 from engine.scheduling.waiting_queue import WaitingQueue
 from tests.engine.builders import Machine, expected_tokens, make_config, make_request
@@ -353,7 +354,9 @@ def test_b54_tokens_are_counted_as_they_come_and_not_when_their_request_ends():
 def test_b56_a_plan_cannot_take_more_tokens_than_its_budget_nor_than_its_cap_on_prefill():
     request = make_request("a", prompt=9)
     for budget, cap in ((8, 9), (9, 8)):
-        plan = Plan(budget=budget, prefill_budget=cap, scored_budget=0, now=0.0)
+        plan = Plan(
+            budget=budget, prefill_budget=cap, scored_budget=0, pictures=PictureBudget(0), now=0.0
+        )
         plan.take(request, end=9, block_ids=[0, 1, 2])
         with pytest.raises(AssertionError):
             plan.as_batch(1, None)

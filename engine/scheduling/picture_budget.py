@@ -1,0 +1,40 @@
+"""Which pictures one step computes with. Knows no model, and not what an encoder remembers.
+
+The encoder takes each picture whole and alone, however few of its tokens a step computes. Until the
+step has ended, no request gets a token, and no cancel counts. So the tokens of a step do not bound
+its time: 64 rows may each begin a picture with one token.
+"""
+
+from collections.abc import Sequence
+
+from engine.picture import Picture, pictures_between
+
+
+class PictureBudget:
+    """The pictures of the step being planned; each counts once, whichever rows have it.
+
+    A step goes on to another picture only while those that it has are shorter than `num_tokens` in
+    all. So it always has room for the first one, and is never longer than `num_tokens` by more than
+    one picture.
+    """
+
+    def __init__(self, num_tokens: int) -> None:
+        self._left = num_tokens
+        self._keys: set[bytes] = set()
+
+    def reach(self, pictures: Sequence[Picture], start: int, end: int) -> int:
+        """How far a row may go that would compute the tokens `start .. end - 1` of a prompt."""
+        left = self._left
+        for picture in pictures_between(pictures, start, end):
+            if picture.key not in self._keys:
+                if left <= 0:
+                    return max(start, picture.start)
+                left -= picture.length
+        return end
+
+    def take(self, pictures: Sequence[Picture], start: int, end: int) -> None:
+        """Count the pictures of a planned row."""
+        for picture in pictures_between(pictures, start, end):
+            if picture.key not in self._keys:
+                self._keys.add(picture.key)
+                self._left -= picture.length
