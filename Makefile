@@ -17,7 +17,8 @@ TEST_PROCESSES ?= 3
 GPU_PYTHON ?=
 #: The Python of a lent GPU machine, for which `make lease-wheels` fetches.
 LEASE_PYTHON ?= 3.12
-#: Of `make chaos` and `make bench`: `vllm` for workers with vLLM; empty for the native engine.
+#: Of `make chaos`, `make test-pictures` and `make bench`: `vllm` for workers with vLLM; empty for the
+#: native engine.
 ENGINE ?=
 #: More arguments for pytest, for instance ARGS="-k resume".
 ARGS ?=
@@ -108,7 +109,7 @@ env-vllm: $(VLLM_VENV)/installed ## create the environment of the second engine,
 test-vllm: $(VLLM_VENV)/installed ## the native engine against vLLM: same tokens, each continues the other
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=1 VLLM_LOGGING_LEVEL=WARNING \
 		$(VLLM_VENV)/bin/python -m pytest $(ARGS) tests/engine/vllm tests/service/worker/vllm \
-		tests/golden_models/test_vllm_hybrids.py
+		tests/golden_models/test_vllm_hybrids.py tests/pictures/test_vllm.py
 	@# Again with vLLM's second runner. The last file loads a model that is collected, and its state with it.
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 VLLM_CPU_KVCACHE_SPACE=1 VLLM_LOGGING_LEVEL=WARNING VLLM_USE_V2_MODEL_RUNNER=1 \
 		$(VLLM_VENV)/bin/python -m pytest $(ARGS) tests/service/worker/vllm/test_both_engines.py \
@@ -131,8 +132,8 @@ test-clients: $(VENV)/dev.installed ## the clients and frameworks of others agai
 test-console: $(VENV)/dev.installed ## every page of the console in Chromium, with axe, and what it costs; installs its packages in build/console
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.console
 
-test-pictures: $(VENV)/dev.installed ## 20 pictures through client, gateway and batch, a worker killed: the tokens of transformers
-	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.pictures $(ARGS)
+test-pictures: $(if $(ENGINE),$(VLLM_VENV)/installed,$(VENV)/dev.installed) ## 20 pictures through client, gateway and batch, workers killed: the tokens of transformers (ENGINE=vllm)
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(if $(ENGINE),$(VLLM_VENV)/bin,$(BIN))/python -m tests.pictures $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
 
 test-tools: $(VENV)/dev.installed ## 200 generations of tool calls in each format: valid for another parser, equal after every cut
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.tools $(ARGS)

@@ -19,6 +19,10 @@ from engine.vllm.recurrent import caches_prefixes, refuse_if_wrong
 _ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
 #: The key in vLLM's additional config that says that pictures are read.
 PICTURES_KEY = "quire_pictures"
+#: The types whose pictures vLLM reads. Each has a test that compares its tokens with transformers'.
+READERS = frozenset({"idefics3", "llava", "llava_onevision", "qwen2_5_vl", "qwen3_vl", "smolvlm"})
+#: What vLLM takes for the `vision_aspect_ratio` of LLaVA-OneVision, whatever its config says.
+VISION_ASPECT_RATIO = "anyres_max_9"
 #: The interface of samplers for vLLM's second runner.
 _SLOTS = "vllm.v1.worker.gpu.sample.logits_processor"
 
@@ -52,6 +56,7 @@ class Configured:
     eos_token_ids: frozenset[int]
     adapters: CheckedAdapters
     is_deterministic: bool
+    reads_pictures: bool
 
 
 def configure(
@@ -89,6 +94,7 @@ def configure(
         eos_token_ids=eos,
         adapters=checked,
         is_deterministic=limits.deterministic,
+        reads_pictures=limits.pictures,
     )
 
 
@@ -135,11 +141,17 @@ def _read_pictures(config: Any) -> None:
     Raises:
         ModelRefused: vLLM's pictures of this type of model were not compared.
     """
-    from engine.vllm.pictures import READERS, use_prepared_pictures
+    from engine.vllm.pictures import use_prepared_pictures
 
-    kind = config.model_config.hf_config.model_type
-    if kind not in READERS:
-        raise ModelRefused(f"pictures is set, but pictures of {kind} are not read with vLLM")
+    model = config.model_config.hf_config
+    if model.model_type not in READERS:
+        message = f"pictures of {model.model_type} are not read with vLLM"
+        raise ModelRefused(f"pictures is set, but {message}")
+    ratio = getattr(model, "vision_aspect_ratio", VISION_ASPECT_RATIO)
+    if ratio != VISION_ASPECT_RATIO:
+        # vLLM would make another number of outputs than there are placeholders.
+        message = f"vLLM reads vision_aspect_ratio {VISION_ASPECT_RATIO} only, and not {ratio}"
+        raise ModelRefused(f"pictures is set, but {message}")
     config.additional_config[PICTURES_KEY] = True
     use_prepared_pictures(config.model_config)
 

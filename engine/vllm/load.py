@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.config import MAX_SCORED_TOKENS
 from engine.vllm.backend import Backend
-from engine.vllm.config import PICTURES_KEY, Configured, VllmLimits, configure, refusing
+from engine.vllm.config import Configured, VllmLimits, configure, refusing
 from engine.vllm.invariance import refuse_if_batch_variant
 
 
@@ -80,17 +80,8 @@ def load_vllm(
 
 def _facts(configured: Configured, backend: Backend) -> VllmFacts:
     """What the loaded engine has resolved."""
-    import vllm
-
-    from engine.model.wide.fingerprint import content_of_folder
-
     config = configured.vllm_config
-    model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
-    version, dtype = f"vllm-{vllm.__version__}", str(model.dtype).removeprefix("torch.")
-    sizes = f"tp{parallel.tensor_parallel_size}-pp{parallel.pipeline_parallel_size}"
-    digest: hashlib._Hash = content_of_folder(configured.folder)
-    kernels = f"{_processor()}{' batch-invariant' if configured.is_deterministic else ''}"
-    digest.update(f"{version} {dtype} {model.quantization} {cache.cache_dtype} {kernels}".encode())
+    model, cache = config.model_config, config.cache_config
     return VllmFacts(
         backend=backend,
         vocab_size=model.get_vocab_size(),
@@ -102,13 +93,33 @@ def _facts(configured: Configured, backend: Backend) -> VllmFacts:
         max_num_seqs=config.scheduler_config.max_num_seqs,
         max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
         max_scored_tokens=0 if cache.kv_sharing_fast_prefill else MAX_SCORED_TOKENS,
-        fingerprint=f"{digest.hexdigest()[:32]}-{version}-{sizes}",
+        fingerprint=_fingerprint(configured),
         source=configured.folder,
-        dtype=dtype,
+        dtype=_name_of(model.dtype),
         device=config.device_config.device_type,
         adapters=configured.adapters.fingerprints,
-        reads_pictures=PICTURES_KEY in config.additional_config,
+        reads_pictures=configured.reads_pictures,
     )
+
+
+def _fingerprint(configured: Configured) -> str:
+    """See VllmFacts."""
+    import vllm
+
+    from engine.model.wide.fingerprint import content_of_folder
+
+    config = configured.vllm_config
+    model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
+    version, dtype = f"vllm-{vllm.__version__}", _name_of(model.dtype)
+    sizes = f"tp{parallel.tensor_parallel_size}-pp{parallel.pipeline_parallel_size}"
+    digest: hashlib._Hash = content_of_folder(configured.folder, pictures=configured.reads_pictures)
+    kernels = f"{_processor()}{' batch-invariant' if configured.is_deterministic else ''}"
+    digest.update(f"{version} {dtype} {model.quantization} {cache.cache_dtype} {kernels}".encode())
+    return f"{digest.hexdigest()[:32]}-{version}-{sizes}"
+
+
+def _name_of(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _processor() -> str:

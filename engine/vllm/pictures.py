@@ -25,8 +25,6 @@ from vllm.multimodal.processing import BaseProcessingInfo
 from engine.picture import Picture
 from engine.request import Request
 
-#: The types whose pictures vLLM reads. Each has a test that compares its tokens with transformers'.
-READERS = frozenset({"idefics3", "qwen2_5_vl", "qwen3_vl", "smolvlm"})
 _IMAGE = "image"
 
 
@@ -97,20 +95,25 @@ def _item_of(picture: Picture, dtype: torch.dtype) -> MultiModalKwargsItem:
     pixels = {name: torch.as_tensor(values) for name, values in picture.pixels.items()}
     values = pixels["pixel_values"].to(dtype)
     if "image_grid_thw" in pixels:
-        grid = _stacked(pixels["image_grid_thw"][0])
+        grid = _stacked(pixels["image_grid_thw"][0], keep_on_cpu=True)
         return MultiModalKwargsItem({"pixel_values": _joined(values), "image_grid_thw": grid})
-    return MultiModalKwargsItem(
-        {
-            "pixel_values": _joined(values[0]),
-            "pixel_attention_mask": _joined(pixels["pixel_attention_mask"][0]),
-            "num_patches": _stacked(torch.tensor(len(values[0]))),
-        }
-    )
+    if "pixel_attention_mask" in pixels:
+        return MultiModalKwargsItem(
+            {
+                "pixel_values": _joined(values[0]),
+                "pixel_attention_mask": _joined(pixels["pixel_attention_mask"][0]),
+                "num_patches": _stacked(torch.tensor(len(values[0])), keep_on_cpu=True),
+            }
+        )
+    fields = {"pixel_values": _stacked(values[0])}
+    if "image_sizes" in pixels:
+        fields["image_sizes"] = _stacked(pixels["image_sizes"][0], keep_on_cpu=True)
+    return MultiModalKwargsItem(fields)
 
 
-def _stacked(value: torch.Tensor) -> MultiModalFieldElem:
+def _stacked(value: torch.Tensor, *, keep_on_cpu: bool = False) -> MultiModalFieldElem:
     """A value that gets one more dimension with those of other pictures."""
-    return MultiModalFieldElem(data=value, field=MultiModalBatchedField(keep_on_cpu=True))
+    return MultiModalFieldElem(data=value, field=MultiModalBatchedField(keep_on_cpu=keep_on_cpu))
 
 
 def _joined(values: torch.Tensor) -> MultiModalFieldElem:

@@ -1,4 +1,4 @@
-"""Sends pictures through the client, the gateway and a batch file, and kills a worker half-way.
+"""Sends pictures through the client, the gateway and a batch file, and kills workers half-way.
 
 The model is tiny and random; transformers' own `generate`, in float32 and with transformers' own
 processor, says which tokens are right.
@@ -32,10 +32,21 @@ from tests.service.picture_models import MODELS, library_processor, tokenizer
 from tests.service.processes import HELD_WORKER, REAL_WORKER, WorkerProcess, killed_in_the_middle
 
 NUM_TOKENS = 20
-#: The tokens that the killed worker says.
-HELD_AT = 8
+#: The tokens that each killed worker says.
+HELD_AT = 6
 CHATS = "/v1/chat/completions"
 SAMPLING: dict[str, Any] = {"max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
+#: What a worker of each engine is told.
+ENGINES = {
+    "native": ("--device", "cpu"),
+    "vllm": (
+        *("--engine", "vllm", "--vllm", "enforce_eager=true", "--max-model-len", "2048"),
+        *("--kv-cache-memory-bytes", str(64 << 20)),
+    ),
+}
+#: The engines of the workers that are killed, one after the other, in the first answer, which the
+#: worker of the run ends. So vLLM goes on with what the native engine has begun, and with its own.
+KILLED = {"native": ("native",), "vllm": ("native", "vllm")}
 #: The CPU time of the worker for the pictures of a request, far above what good ones take.
 BOUNDS = ("--picture-decode-seconds", "1")
 #: The most that a refusal may take by the clock, on a busy machine.
@@ -51,16 +62,20 @@ SIZES = ((1, 1), (16, 16), (40, 70), (100, 30), (7, 300), (333, 222), (500, 900)
 
 @dataclass
 class Score:
-    """What came of the run.
+    """What came of the run with a worker of `engine`.
 
-    `fault` is the first difference. Hostile pictures that are `refused` are those with a field and
-    the right reason; all others count as accepted. `asked_inside` are the requests that came to an
-    address which must not be asked, `slowest_seconds` is the time of the slowest refusal.
+    `resumed` are the answers in which a worker was killed, `changed_engine` those that vLLM ended
+    and the native engine began. `fault` is the first difference. Hostile pictures that are
+    `refused` are those with a field and the right reason; all others count as accepted.
+    `asked_inside` are the requests that came to an address which must not be asked,
+    `slowest_seconds` is the time of the slowest refusal.
     """
 
+    engine: str = "native"
     pictures: int = 0
     equal: int = 0
     resumed: int = 0
+    changed_engine: int = 0
     odd: int = 0
     odd_equal: int = 0
     refused: int = 0
@@ -74,6 +89,7 @@ class Score:
         return (
             self.equal == self.pictures > 0
             and self.resumed > 0
+            and (self.changed_engine > 0) == (self.engine == "vllm")
             and self.odd_equal == self.odd > 0
             and self.refused > 0 == self.accepted_hostile
             and self.asked_inside == 0
@@ -81,25 +97,34 @@ class Score:
         )
 
 
-def score_of(name: str, count: int, *, redis_url: str) -> Score:
+def score_of(name: str, count: int, *, redis_url: str, engine: str = "native") -> Score:
     """Runs `count` pictures with a model of the family `name`."""
-    score = Score(pictures=count)
+    score = Score(engine, pictures=count)
     queue = Queue.at(redis_url)
     files = [file_of(index) for index in range(count)]
     with tempfile.TemporaryDirectory() as made:
         folder = MODELS[name].save(Path(made) / name)
-        model = ("--model", str(folder), "--pictures", "--dtype", "float32", "--device", "cpu")
+        model = ("--model", str(folder), "--pictures", "--dtype", "float32")
         texts = expected_texts(name, folder, files)
         with Client(queue.url, queue=queue.name) as client:
             first = client.submit(messages=[message_of(0, files[0])], sampling=SAMPLING)
-            killed_in_the_middle(
-                queue, first.request_id, *model, tokens=HELD_AT, module=HELD_WORKER
-            )
+            for killed in KILLED[engine]:
+                killed_in_the_middle(
+                    queue,
+                    first.request_id,
+                    *model,
+                    *ENGINES[killed],
+                    tokens=HELD_AT,
+                    module=HELD_WORKER,
+                    is_fresh=killed == "vllm",
+                )
+            flags, is_fresh = (*model, *ENGINES[engine], *BOUNDS), engine == "vllm"
             with (
-                WorkerProcess(queue, *model, *BOUNDS, module=REAL_WORKER),
+                WorkerProcess(queue, *flags, module=REAL_WORKER, is_fresh=is_fresh) as worker,
                 Sites() as sites,
                 GatewayProcess(queue, *sites.flags) as gateway,
             ):
+                worker.wait_until_ready()
                 own = [first]
                 own += [
                     client.submit(messages=[message_of(index, files[index])], sampling=SAMPLING)
@@ -107,6 +132,9 @@ def score_of(name: str, count: int, *, redis_url: str) -> Score:
                 ]
                 found = {3 * number: each.result(timeout=120) for number, each in enumerate(own)}
                 score.resumed = sum(result.resumes > 0 for result in found.values())
+                score.changed_engine = sum(
+                    result.resumed_fingerprint_changed for result in found.values()
+                )
                 answers = {index: result.text for index, result in found.items()}
                 for index in range(1, count, 3):
                     reply = gateway.ask("POST", CHATS, chat_of(index, files[index]))

@@ -134,16 +134,23 @@ class WorkerProcess(LoggedProcess):
 
 
 def killed_in_the_middle(
-    queue: Queue, request_id: str, *flags: str, tokens: int, module: str = FAKE_WORKER
+    queue: Queue,
+    request_id: str,
+    *flags: str,
+    tokens: int,
+    module: str = FAKE_WORKER,
+    is_fresh: bool = False,
 ) -> int:
     """A worker comes, says so many tokens of a request, and is killed; its leases end with it.
 
-    Returns how many tokens are published: a few more, and never all, however late a test is.
+    Another worker may have said some before. Returns how many tokens are published: a few more, and
+    never all, however late a test is.
     """
-    with WorkerProcess(queue, *flags, module=module, held_at=tokens) as worker:
+    said = queue.published(request_id)
+    with WorkerProcess(queue, *flags, module=module, held_at=tokens, is_fresh=is_fresh) as worker:
         # On a machine that has never run a model, the kernels are compiled first.
         worker.wait_until_ready()
-        queue.wait_for_tokens(request_id, tokens)
+        queue.wait_for_tokens(request_id, said + tokens)
         worker.kill()
         assert worker.process.poll() == -signal.SIGKILL
     queue.take_all_away()

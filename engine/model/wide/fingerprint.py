@@ -21,8 +21,8 @@ DECIDING_FILES = (
 )
 #: Files that change what a model reads in a picture; each may be missing.
 PICTURE_FILES = ("preprocessor_config.json", "processor_config.json")
-#: The library that decodes and resizes pictures.
-PICTURE_LIBRARY = "pillow"
+#: The libraries that decode and resize pictures, and make the arguments of an encoder of them.
+PICTURE_LIBRARIES = ("pillow", "transformers")
 #: The fingerprint of a weight file covers NUM_SAMPLES samples of SAMPLE_BYTES, evenly spread:
 #: training changes nearly all of them, and reading the whole file would take as long as loading it.
 NUM_SAMPLES, SAMPLE_BYTES = 256, 4096
@@ -35,7 +35,7 @@ def content_of_folder(folder: Path, *, pictures: bool = False) -> "hashlib._Hash
     """
     digest = hashlib.sha256()
     if pictures:
-        digest.update(_version_of(PICTURE_LIBRARY).encode())
+        digest.update(" ".join(map(_version_of, PICTURE_LIBRARIES)).encode())
     for name in (*DECIDING_FILES, *(PICTURE_FILES if pictures else ())):
         if (folder / name).is_file():
             digest.update(name.encode() + hashlib.sha256((folder / name).read_bytes()).digest())

@@ -18,6 +18,7 @@ from engine.model.load.encoder_memory import encoder_memory
 from engine.model.wide import fingerprint, picture_reader
 from engine.model.wide.loader import load_model
 from engine.model.wide.picture_reader import PictureReader
+from engine.vllm import config
 from tests.engine.model.builders import ROOT, engine_over, generate, make_runner, save_model
 from tests.engine.model.memory import Memory
 from tests.engine.model.wide.pictured import (
@@ -63,6 +64,16 @@ def test_every_type_whose_pictures_are_read_is_in_the_reference():
     page = (ROOT / "docs" / "reference" / "checkpoints.md").read_text()
     entry = page.split("- the pictures of some of them")[1].split("\n- ")[0]
     assert set(re.findall(r"`(\w+)`", entry)) - {"pictures"} == picture_reader.READERS
+
+
+def test_the_reference_says_which_engine_reads_the_pictures_of_which_type():
+    rows = (ROOT / "docs" / "reference" / "pictures.md").read_text().split("\n| type |")[1]
+    cells = [row.split("|")[1:5] for row in rows.split("\n\n")[0].splitlines()[2:]]
+    native, vllm = (
+        {name for row in cells if "yes" in row[place] for name in re.findall(r"`(\w+)`", row[0])}
+        for place in (2, 3)
+    )
+    assert (native, vllm) == (picture_reader.READERS, config.READERS)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -275,7 +286,7 @@ def test_what_prepares_pictures_is_in_the_fingerprint(folder_of, tmp_path, monke
     (folder / "preprocessor_config.json").write_text('{"do_resize": false}')
     assert load_model(folder).fingerprint == text
     assert (changed := load_model(folder, pictures=True).fingerprint) != seen
-    monkeypatch.setattr(fingerprint, "PICTURE_LIBRARY", "numpy")
+    monkeypatch.setattr(fingerprint, "PICTURE_LIBRARIES", ("numpy",))
     assert load_model(folder).fingerprint == text
     assert load_model(folder, pictures=True).fingerprint != changed
 

@@ -1,6 +1,5 @@
 """Pictures from the queue to the model: read, decoded, continued after a takeover, or refused."""
 
-import re
 from io import BytesIO
 
 import numpy as np
@@ -9,12 +8,11 @@ import torch
 import transformers
 from PIL import Image
 
-from engine.model.wide.picture_reader import READERS
 from quire.client.client import Client
 from quire.errors import RequestFailed
 from service.worker.model.served import load_model
 from tests.quire.picture_files import END, png_header, sha256
-from tests.service.builders import CHECKOUT, Queue, WorkerThread
+from tests.service.builders import Queue, WorkerThread
 from tests.service.picture_models import MODELS, library_processor
 
 NUM_TOKENS = 12
@@ -69,12 +67,6 @@ def expected_ids(folder) -> list[int]:
         **inputs, do_sample=False, max_new_tokens=NUM_TOKENS, min_new_tokens=NUM_TOKENS
     )
     return whole[0, inputs["input_ids"].shape[1] :].tolist()
-
-
-def test_the_page_names_only_types_whose_pictures_are_read():
-    page = (CHECKOUT / "docs" / "reference" / "pictures.md").read_text()
-    told = page.partition("one of these types:")[2].partition(".")[0]
-    assert {"llava", "smolvlm"} <= set(re.findall(r"`(\w+)`", told)) <= READERS
 
 
 def test_a_picture_is_read_and_a_bad_one_is_refused_by_its_part(queue: Queue, folder):

@@ -1,5 +1,6 @@
 """vLLM reads pictures as transformers does: whole, in chunks, resumed, and from its caches."""
 
+import json
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +13,8 @@ import torch
 from engine.errors import ModelRefused
 from engine.request import Request
 from engine.sampling_params import SamplingParams
+from engine.vllm.config import READERS, VllmLimits, configure
+from engine.vllm.load import _fingerprint
 from service.worker.model.pictures import DecodedPicture
 from service.worker.model.served import ServedModel, load_model
 from service.worker.settings.config import Settings
@@ -20,6 +23,7 @@ from tests.service.worker.vllm.builders import generate
 pytest.importorskip("vllm", reason="vLLM is not installed here; `make test-vllm` has it")
 
 import transformers
+from safetensors.torch import load_file, save_file
 
 from tests.service.picture_models import MODELS, library_processor, tokenizer
 
@@ -30,7 +34,8 @@ NUM_TOKENS, PUBLISHED = 12, 5
 #: Heights and widths of the pictures of each prompt: wide, high, and two.
 PROMPTS = (((40, 70),), ((100, 30),), ((16, 16), (50, 50)))
 #: These import torchvision in vLLM.
-WITH_TORCHVISION = ("qwen2_5_vl", "qwen3_vl")
+WITH_TORCHVISION = ("llava", "llava_onevision", "qwen2_5_vl", "qwen3_vl")
+NAMES = ("smolvlm", "idefics3", *WITH_TORCHVISION)
 
 
 def settings_of(folder: Path) -> Settings:
@@ -116,12 +121,28 @@ class Compared:
         return made
 
 
-@pytest.fixture(scope="module", params=["smolvlm", "idefics3", *WITH_TORCHVISION])
+@pytest.fixture(scope="module", params=NAMES)
 def compared(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Compared:
     name: str = request.param
     if name in WITH_TORCHVISION and find_spec("torchvision") is None:
         pytest.skip(f"vLLM needs torchvision for {name}, which is not installed here")
-    return Compared(name, MODELS[name].save(tmp_path_factory.mktemp("model") / name))
+    folder = MODELS[name].save(tmp_path_factory.mktemp("model") / name)
+    if name in ("llava", "llava_onevision"):
+        name_as_published(folder / "model.safetensors")
+    return Compared(name, folder)
+
+
+def name_as_published(file: Path) -> None:
+    """Give the weights the names of published checkpoints.
+
+    Transformers 5 saves others, which vLLM 0.32 does not know.
+    """
+    begin = "vision_tower."
+    weights = {
+        name.replace(begin, f"{begin}vision_model.", 1) if name.startswith(begin) else name: weight
+        for name, weight in load_file(file).items()
+    }
+    save_file(weights, file, metadata={"format": "pt"})
 
 
 def test_tokens_are_those_of_transformers_in_a_batch_and_resumed(compared):
@@ -144,6 +165,10 @@ def test_a_cached_prefix_is_that_of_its_pictures(compared):
         assert request.num_cached_tokens == (request.num_prompt_tokens - 1) // block * block
 
 
+def test_every_type_whose_pictures_are_read_is_tested():
+    assert set(NAMES) == READERS
+
+
 def test_pictures_of_a_type_that_was_not_compared_are_refused_at_the_start(tmp_path):
     folder = MODELS["smolvlm"].save(tmp_path / "smolvlm")
     config = folder / "config.json"
@@ -153,3 +178,29 @@ def test_pictures_of_a_type_that_was_not_compared_are_refused_at_the_start(tmp_p
     )
     with pytest.raises(ModelRefused, match="pictures of llama are not read with vLLM"):
         load_model(settings_of(folder))
+
+
+def test_a_division_into_tiles_that_vllm_does_not_read_is_refused_at_the_start(tmp_path):
+    if find_spec("torchvision") is None:
+        pytest.skip("vLLM needs torchvision for llava_onevision, which is not installed here")
+    folder = MODELS["llava_onevision"].save(tmp_path / "llava_onevision")
+    file = folder / "config.json"
+    file.write_text(
+        json.dumps(json.loads(file.read_text()) | {"vision_aspect_ratio": "anyres_max_4"})
+    )
+    with pytest.raises(ModelRefused, match="anyres_max_9 only, and not anyres_max_4"):
+        load_model(settings_of(folder))
+
+
+def test_what_prepares_pictures_is_in_the_fingerprint(tmp_path):
+    """Another resizing makes other pixels, although vLLM computes the same with them."""
+
+    def fingerprint(*, pictures: bool) -> str:
+        limits = VllmLimits(max_num_seqs=4, dtype="float32", pictures=pictures)
+        return _fingerprint(configure(str(folder), limits, given={}, adapters={}))
+
+    folder = MODELS["smolvlm"].save(tmp_path / "smolvlm")
+    text, seen = fingerprint(pictures=False), fingerprint(pictures=True)
+    (folder / "preprocessor_config.json").write_text('{"do_resize": false}')
+    assert fingerprint(pictures=False) == text
+    assert fingerprint(pictures=True) not in (seen, text)
