@@ -67,11 +67,12 @@ def serve(load: Callable[[Path, str, Path], ServedEngine]) -> None:
         message = json.loads(line)
         answer: dict[str, object]
         if engine is None:
-            started = time.perf_counter()
+            before, started, used = memory(), time.perf_counter(), time.process_time()
             engine = load(Path(message["model"]), message["dtype"], Path(message["workspace"]))
-            seconds = time.perf_counter() - started
-            loaded = {"load_seconds": round(seconds, 2), "resident_mb": resident_mb()}
-            answer = {"ready": {**loaded, **engine.facts}}
+            seconds, cpu = time.perf_counter() - started, time.process_time() - used
+            loaded = {"load_seconds": round(seconds, 2), "load_cpu_seconds": round(cpu, 2)}
+            imported = {f"imported_{name}": size for name, size in before.items()}
+            answer = {"ready": {**loaded, **imported, **memory(), **engine.facts}}
         elif "logits_of" in message:
             assert isinstance(engine, WritesLogits)
             engine.write_logits(message["logits_of"], Path(message["to"]))
@@ -82,10 +83,16 @@ def serve(load: Callable[[Path, str, Path], ServedEngine]) -> None:
         print(json.dumps(answer), file=answers, flush=True)
 
 
-def resident_mb() -> int:
-    """The memory of this process that is in use, in 10^6 bytes, mapped files included."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") // 1_000_000
+def memory() -> dict[str, int]:
+    """The memory of this process that is in use, and the part without a file, in 10^6 bytes.
+
+    What has a file, as the code of libraries, is in memory once for all processes.
+    """
+    sizes = {
+        line.partition(":")[0]: int(line.split()[1]) * 1024 // 1_000_000
+        for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
+    }
+    return {"resident_mb": sizes["Rss"], "anonymous_mb": sizes["Anonymous"]}
 
 
 def num_cores() -> int:

@@ -1,15 +1,16 @@
 """Our own engine as a child process: loaded and measured like the others.
 
 Environment variables choose other forms: QUIRE_BENCH_DIGITS is the number of digits of inputs of
-quantized weights, or 0 to dequantize the weights. QUIRE_BENCH_KV_CACHE_BYTES is the size of the
-cache, QUIRE_BENCH_KV_CACHE_DTYPE its type. With QUIRE_BENCH_FIXED_THREADS, a step has as many
-threads as the process.
+quantized weights, or 0 to dequantize the weights. QUIRE_BENCH_QUANTIZATION quantizes a float model
+at load. QUIRE_BENCH_KV_CACHE_BYTES is the size of the cache, QUIRE_BENCH_KV_CACHE_DTYPE its type.
+With QUIRE_BENCH_FIXED_THREADS, a step has as many threads as the process.
 """
 
 import os
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from engine.config import EngineConfig
 from engine.engine import Engine
 from engine.model.checks.rehearsal import reference_rehearsal
 from engine.model.load.load_runner import load_runner
+from engine.model.load.quantize import load_quantized
 from engine.model.wide import gguf_blocks
 from engine.model.wide.loader import LoadedModel, load_model
 from engine.model.wide.stored_layers import dequantize
@@ -44,6 +46,8 @@ class QuireEngine:
         digits = os.environ.get("QUIRE_BENCH_DIGITS")
         if digits and dtype == "bf16":
             gguf_blocks.StoredBlocks.bfloat16_digits = int(digits)
+        quantization: Any = os.environ.get("QUIRE_BENCH_QUANTIZATION") or None
+        load = partial(load_quantized, quantization=quantization)
         runner = load_runner(
             model,
             dtype=DTYPES[dtype],
@@ -52,7 +56,7 @@ class QuireEngine:
             kv_cache_memory_bytes=int(os.environ.get("QUIRE_BENCH_KV_CACHE_BYTES", KV_CACHE_BYTES)),
             kv_cache_dtype=os.environ.get("QUIRE_BENCH_KV_CACHE_DTYPE", "auto"),
             now=time.perf_counter,
-            load=load_dequantized if digits == "0" else load_model,
+            load=load_dequantized if digits == "0" else load,
         )
         if "QUIRE_BENCH_FIXED_THREADS" in os.environ:
             runner.threads = None

@@ -36,13 +36,13 @@ def free_memory_bytes(device: torch.device) -> int:
     return min(known)
 
 
-def release_memory(device: torch.device) -> None:
+def release_memory(device: torch.device | str) -> None:
     """Free unreferenced memory; a dropped model has reference cycles, which need a collection."""
     gc.collect()
     with contextlib.suppress(AttributeError):  # Only the C library of GNU has it.
         # What was fused and packed leaves free memory behind, which the library would keep.
         ctypes.CDLL(None).malloc_trim(0)
-    if device.type == "cuda":
+    if torch.device(device).type == "cuda":
         # Memory in torch's cache would otherwise count as used.
         torch.cuda.empty_cache()
 

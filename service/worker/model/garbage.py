@@ -30,6 +30,5 @@ def importing(module: str) -> Iterator[None]:
 
 
 def keep_out_of_collections() -> None:
-    """Exclude all objects that exist now from garbage collection."""
-    gc.collect()
+    """Exclude all objects that exist now from garbage collection; call it after a collection."""
     gc.freeze()

@@ -122,10 +122,17 @@ def load_model(settings: Settings) -> ServedModel:
     """
     with Loading(settings) as loading:
         if settings.engine == "vllm":
-            return _load_vllm(settings)
-        if (task := _task_of(settings)) != "generate":
-            return _load_pooler(settings, task, loading)
-        return _load_decoder(settings, loading)
+            served = _load_vllm(settings)
+        elif (task := _task_of(settings)) != "generate":
+            served = _load_pooler(settings, task, loading)
+        else:
+            served = _load_decoder(settings, loading)
+        from engine.model.device.memory import release_memory
+
+        # To read a vocabulary takes several times the memory that it needs afterwards.
+        release_memory(served.build["device"])
+        keep_out_of_collections()
+        return served
 
 
 def _load_decoder(settings: Settings, loading: Loading) -> ServedModel:
@@ -166,7 +173,7 @@ def _load_decoder(settings: Settings, loading: Loading) -> ServedModel:
     tokenizer = _tokenizer_in(facts.tokenizer_source)
     pictures = _pictures_for(tokenizer, facts, settings, facts.tokenizer_source)
     reader = getattr(runner.model, "picture_reader", None)
-    served = ServedModel(
+    return ServedModel(
         engine=Engine(config, runner),
         tokenizer=tokenizer,
         fingerprint=fingerprint_with(pictures, facts.fingerprint),
@@ -179,8 +186,6 @@ def _load_decoder(settings: Settings, loading: Loading) -> ServedModel:
         adapters=facts.adapters,
         grammars=_grammars_for(tokenizer, config),
     )
-    keep_out_of_collections()
-    return served
 
 
 def _num_snapshots(settings: Settings) -> int | None:
@@ -234,7 +239,7 @@ def _load_pooler(settings: Settings, task: str, loading: Loading) -> ServedModel
         whole: dict[str, Any] = {"whole_prompts": True, "enable_prefix_caching": False}
         whole |= {"long_prefill_token_threshold": 0, "max_prefill_tokens": 0}
         config = replace(config, **whole)
-    served = ServedModel(
+    return ServedModel(
         engine=Engine(config, loaded.runner),
         tokenizer=ModelTokenizer.load(str(facts.tokenizer_source)),
         fingerprint=facts.fingerprint,
@@ -253,8 +258,6 @@ def _load_pooler(settings: Settings, task: str, loading: Loading) -> ServedModel
             labels=loaded.labels,
         ),
     )
-    keep_out_of_collections()
-    return served
 
 
 def _load_vllm(settings: Settings) -> ServedModel:
@@ -303,7 +306,7 @@ def served_by_vllm(settings: Settings, facts: "VllmFacts") -> ServedModel:
     _warn_of_lengths(settings, config, model_reads=facts.max_model_len)
     tokenizer = _tokenizer_in(facts.source)
     pictures = _pictures_for(tokenizer, facts, settings, facts.source)
-    served = ServedModel(
+    return ServedModel(
         engine=VllmEngine(config, facts.backend),
         tokenizer=tokenizer,
         fingerprint=fingerprint_with(pictures, facts.fingerprint),
@@ -312,8 +315,6 @@ def served_by_vllm(settings: Settings, facts: "VllmFacts") -> ServedModel:
         adapters=facts.adapters,
         grammars=_grammars_for(tokenizer, config),
     )
-    keep_out_of_collections()
-    return served
 
 
 def _config_from(facts: "ConfigFacts", settings: Settings) -> EngineConfig:

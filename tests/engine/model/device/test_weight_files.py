@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from gguf import GGMLQuantizationType
 
 from engine.errors import ModelRefused
 from engine.model.adapters import read_adapters
@@ -23,17 +24,18 @@ from engine.model.wide.loader import load_model
 from tests.engine.model.adapted import save_adapter
 from tests.engine.model.builders import make_prompt, make_row, make_runner, run_rows, save_model
 from tests.engine.model.decoders import FAMILIES, forms_of, run_steps
+from tests.engine.model.gguf_files import TOKENS, write_gguf
 
 MEBIBYTE = 1 << 20
 PROMPTS = [make_prompt(40, salt=2), make_prompt(7, salt=3)]
-#: 9.5 million weights: large beside what else a process changes when it loads a model.
+#: 27 million weights: large beside what else a process changes when it loads a model.
 LARGE = transformers.LlamaConfig(
     hidden_size=512,
     intermediate_size=1024,
-    num_hidden_layers=2,
+    num_hidden_layers=12,
     num_attention_heads=8,
     num_key_value_heads=2,
-    vocab_size=4096,
+    vocab_size=len(TOKENS),
     max_position_embeddings=64,
 )
 
@@ -193,9 +195,15 @@ def _work(folder: Path, shared: Path | None, line: Connection) -> None:
     line.recv()
 
 
-def test_a_second_worker_adds_little_memory_of_its_own(tmp_path):
-    folder = save_model(LARGE, tmp_path / "model")
-    size = (folder / "model.safetensors").stat().st_size
+@pytest.mark.parametrize("kind", [None, "Q8_0"])
+def test_a_second_worker_adds_little_memory_of_its_own(kind, tmp_path):
+    if kind is None:
+        folder = save_model(LARGE, tmp_path / "model")
+        size = (folder / "model.safetensors").stat().st_size
+    else:
+        model = transformers.AutoModelForCausalLM.from_config(LARGE)
+        folder = write_gguf(model, tmp_path / "model.gguf", kind=GGMLQuantizationType[kind])
+        size = folder.stat().st_size
     context = get_context("fork")
     workers = []
     for shared in (None, tmp_path / "shared", tmp_path / "shared"):

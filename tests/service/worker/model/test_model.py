@@ -10,6 +10,8 @@ from structlog.testing import capture_logs
 from transformers.utils import logging as transformers_logging
 
 from engine.errors import ModelRefused
+from engine.model.device import memory
+from service.worker.model import served as served_module
 from service.worker.model.progress import Loading
 from service.worker.model.served import load_model
 from service.worker.model.text import ModelTokenizer
@@ -18,6 +20,13 @@ from tests.service.builders import eventually, make_settings
 
 #: A queue that no test here asks for.
 NOWHERE = ("redis://nowhere", "queue")
+#: Pieces of memory that are too small to be mapped one by one.
+PIECE_BYTES, NUM_PIECES = 50_000, 2000
+
+
+def anonymous_bytes() -> int:
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +47,31 @@ def test_what_was_loaded_is_never_looked_through_for_garbage_again():
     served = load_model(make_settings(*NOWHERE, num_blocks=16))
     assert served.tokenizer.encode_prompt("1+2=")
     assert gc.get_freeze_count() > 10 * len(gc.get_objects())
+
+
+@pytest.mark.usefixtures("unfrozen")
+def test_what_a_load_has_freed_is_given_back_to_the_system(monkeypatch):
+    """The library keeps freed memory for itself, below memory that is in use."""
+    kept = []
+    plain = served_module._tokenizer_in
+
+    def leaving_much_free(source):
+        pieces = [bytes(PIECE_BYTES) for _ in range(NUM_PIECES)]
+        kept.append(pieces.pop())
+        return plain(source)
+
+    def grown_by():
+        before = anonymous_bytes()
+        served = load_model(make_settings(*NOWHERE, num_blocks=16))
+        assert served.tokenizer.encode_prompt("1+2=")
+        return anonymous_bytes() - before
+
+    monkeypatch.setattr(served_module, "_tokenizer_in", leaving_much_free)
+    grown_by()
+    assert grown_by() < NUM_PIECES * PIECE_BYTES / 2
+    with monkeypatch.context() as without:
+        without.setattr(memory, "release_memory", lambda _: None)
+        assert grown_by() > NUM_PIECES * PIECE_BYTES / 2
 
 
 @pytest.mark.usefixtures("unfrozen")
