@@ -13,20 +13,27 @@ from engine.picture import Picture, pictures_between
 class PictureBudget:
     """The pictures of the step being planned; each counts once, whichever rows have it.
 
-    A step goes on to another picture only while those that it has are shorter than `num_tokens` in
-    all. So it always has room for the first one, and is never longer than `num_tokens` by more than
-    one picture.
+    A step begins another picture only while those that it has begun are shorter than `num_tokens`
+    in all. So it always has room for the first one, and is never longer than `num_tokens` by more
+    than one picture. Those of the step before are free: they have just been encoded.
     """
 
     def __init__(self, num_tokens: int) -> None:
-        self._left = num_tokens
+        self._num_tokens = self._left = num_tokens
         self._keys: set[bytes] = set()
+        self._before: set[bytes] = set()
+
+    def begin_step(self) -> "PictureBudget":
+        """Begin to plan the next step; returns itself."""
+        self._before, self._keys = self._keys, set()
+        self._left = self._num_tokens
+        return self
 
     def reach(self, pictures: Sequence[Picture], start: int, end: int) -> int:
         """How far a row may go that would compute the tokens `start .. end - 1` of a prompt."""
         left = self._left
         for picture in pictures_between(pictures, start, end):
-            if picture.key not in self._keys:
+            if self._begins(picture):
                 if left <= 0:
                     return max(start, picture.start)
                 left -= picture.length
@@ -35,6 +42,9 @@ class PictureBudget:
     def take(self, pictures: Sequence[Picture], start: int, end: int) -> None:
         """Count the pictures of a planned row."""
         for picture in pictures_between(pictures, start, end):
-            if picture.key not in self._keys:
-                self._keys.add(picture.key)
+            if self._begins(picture):
                 self._left -= picture.length
+            self._keys.add(picture.key)
+
+    def _begins(self, picture: Picture) -> bool:
+        return picture.key not in self._keys and picture.key not in self._before

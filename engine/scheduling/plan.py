@@ -79,6 +79,14 @@ class Plan:
         if not draft:
             self.prefill_budget -= len(row.token_ids)
 
+    def wait(self, request: Request) -> None:
+        """Keep a token for a request whose picture or scores have no room in this step.
+
+        So no more of them are admitted than there are tokens; otherwise nobody would get on.
+        """
+        if request.request_id not in self.rows:
+            self.behind.add(request.request_id)
+
     @property
     def is_full(self) -> bool:
         """Whether the step can take no more prefill."""

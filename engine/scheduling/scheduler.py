@@ -48,6 +48,7 @@ class Scheduler:
             config, self.running, self.kv_cache, self.stats, shares=self._shares
         )
         self._speculation = Speculation(config, self.kv_cache, self.stats)
+        self._pictures = PictureBudget(config.max_num_batched_tokens)
         self._mix = StepMix(config)
         self._waiting = WaitingQueue()
         self._policy = POLICIES[config.policy]
@@ -192,7 +193,7 @@ class Scheduler:
             budget=config.max_num_batched_tokens,
             prefill_budget=config.max_prefill_tokens or config.max_num_batched_tokens,
             scored_budget=config.max_scored_tokens,
-            pictures=PictureBudget(config.max_num_batched_tokens),
+            pictures=self._pictures.begin_step(),
             now=now,
             state_moves=self.kv_cache.begin_step(),
         )
@@ -243,8 +244,7 @@ class Scheduler:
         if (next_snapshot := self.kv_cache.next_snapshot(request)) is not None:
             length = min(length, next_snapshot - request.num_computed_tokens)
         if length <= planned:
-            if not planned:  # Its picture or its scores must wait: without a token, too many enter.
-                plan.behind.add(request.request_id)
+            plan.wait(request)
             return
         if self.config.whole_prompts and length < request.num_pending_tokens:
             return

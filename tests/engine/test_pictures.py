@@ -98,19 +98,22 @@ def pictures_of(batch) -> list[str]:
     return [name for name in NAMES if make_picture(name).digest in found]
 
 
-def test_a_step_goes_on_to_another_picture_only_while_those_it_has_are_shorter_than_its_tokens():
-    """Four prompts begin with five tokens of text; then the pictures come in their order."""
-    machine = machine_of(max_num_batched_tokens=20, max_num_seqs=4, long_prefill_token_threshold=6)
+def test_a_step_begins_another_picture_only_while_those_it_has_begun_are_shorter_than_its_tokens():
+    """Each has eight tokens, in two rows; three of them are longer than a step."""
+    machine = machine_of(max_num_batched_tokens=20, long_prefill_token_threshold=4)
+    prompt = [9] * 8 + [6, 7]
     for name in NAMES:
-        machine.add(make_request(name, prompt=PROMPT, pictures=(make_picture(name),)))
+        picture = make_picture(name, start=0)
+        machine.add(make_request(name, prompt=prompt, pictures=(picture,)))
     machine.run()
-    assert [pictures_of(batch) for batch in machine.batches[:6]] == [
-        *[["cat", "dog", "cow"]] * 3,
-        *[["pig"]] * 2,
+    assert [pictures_of(batch) for batch in machine.batches[:4]] == [
+        ["cat", "dog", "cow"],
+        ["cat", "dog", "cow", "pig"],
+        ["pig"],
         [],
     ]
     for name in NAMES:
-        assert machine.tokens(name) == expected(make_picture(name))
+        assert machine.tokens(name) == expected(make_picture(name, start=0), prompt=prompt)
 
 
 def test_requests_with_the_same_picture_compute_with_it_together():
@@ -130,24 +133,21 @@ def test_a_picture_longer_than_a_step_is_computed_in_several():
 
 
 def test_a_decode_gets_its_token_in_every_step_and_text_goes_on_beside_a_picture_that_waits():
-    machine = machine_of(max_num_batched_tokens=8, long_prefill_token_threshold=6)
+    machine = machine_of(max_num_batched_tokens=12, long_prefill_token_threshold=6)
     machine.add(make_request("decode", prompt=3, max_tokens=9))
     machine.step()
     for name in ("cat", "dog"):
-        machine.add(make_request(name, prompt=[9] * 8, pictures=(make_picture(name, start=0),)))
+        picture = make_picture(name, start=0, length=12)
+        machine.add(make_request(name, prompt=[9] * 13, pictures=(picture,)))
     machine.add(make_request("text", prompt=8))
-    machine.step()
-    assert [(row.request_id, len(row.token_ids)) for row in machine.batches[-1].rows] == [
-        ("decode", 1),
-        ("cat", 6),
-    ]
-    machine.step()
-    # The picture of "dog" waits, with a token kept for it; "text" does not wait for it.
-    assert [(row.request_id, len(row.token_ids)) for row in machine.batches[-1].rows] == [
-        ("decode", 1),
-        ("cat", 2),
-        ("text", 4),
-    ]
+    # The picture of "dog" waits for one step, with a token kept for it.
+    for expected_rows in (
+        [("decode", 1), ("cat", 6), ("text", 4)],
+        [("decode", 1), ("cat", 6), ("dog", 4), ("text", 1)],
+    ):
+        machine.step()
+        rows = machine.batches[-1].rows
+        assert [(row.request_id, len(row.token_ids)) for row in rows] == expected_rows
     machine.run()
     assert len(machine.tokens("decode")) == 9
 

@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import random
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import httpcore2
 import pytest
 
 from quire.errors import InvalidRequest
@@ -159,6 +161,32 @@ def test_a_redirect_is_followed_within_the_allowed_origins(site):
 def test_another_address_is_refused_and_nobody_is_asked(site, url):
     assert refused(site, f"{site.origin}/red.png", url).field == URL.replace("t.0.i", "t.1.i")
     assert site.asked == []
+
+
+def test_whoever_is_asked_is_who_was_checked():
+    """The check and the connection read an address each in their own way."""
+    origin = "http://good.example"
+    pieces = (
+        *("good.example", "evil.example", ":80", ":8443", "@", "/", "\\", "?", "#", ":", "//", ";"),
+        *("%40", "%2f", "%5c", "%00", "[", "]", "[::1]", ".", "&", "=", "\t", " ", "\n", "%", "|"),
+    )
+    drawn = random.Random(0)
+    fetcher = PictureFetcher(GatewaySettings(picture_origins=(origin,)))
+    num_checked, num_fooled = 0, 0
+    for _ in range(20_000):
+        begin = drawn.choice((origin, "http://", "HTTP://"))
+        url = begin + "".join(drawn.choices(pieces, k=drawn.randint(1, 5)))
+        is_asked = False
+        with contextlib.suppress(ValueError):
+            asked = httpcore2.URL(url)
+            is_asked = (asked.host, asked.port) == (b"good.example", None)
+        # A check of how an address begins would be fooled by many of them.
+        num_fooled += url.startswith(origin) and not is_asked
+        with contextlib.suppress(InvalidRequest):
+            fetcher._check(url, URL)
+            num_checked += 1
+            assert is_asked, url
+    assert num_checked > 500 and num_fooled > 500
 
 
 def test_a_name_that_leads_inside_is_refused_although_its_origin_is_allowed(site):
