@@ -26,7 +26,7 @@ from tests.engine.model.builders import (
     make_request,
     make_runner,
 )
-from tests.engine.model.prefixes import generate_behind_prefixes
+from tests.engine.model.prefixes import ENOUGH_SNAPSHOTS, generate_behind_prefixes
 from tests.golden_models.configs import class_name, small_config
 
 #: Shorter than, as long as and longer than blocks and windows.
@@ -81,7 +81,7 @@ def _compared(kind: str, folder: Path, change: Callable[[ModelRunner], None]) ->
             raise
         except Exception as error:  # noqa: BLE001
             return "not made", _first_line(error)
-        runner = make_runner(folder)
+        runner = make_runner(folder, num_state_snapshots=ENOUGH_SNAPSHOTS)
         try:
             expected = expected_tokens(folder, runner.config_facts.vocab_size)
         except NearTie:
@@ -101,7 +101,9 @@ def _judged(
     is_wide = isinstance(runner.model, TransformersModel)
     runners = {"wide" if is_wide else "fast": runner}
     if not is_wide:
-        runners["wide"] = make_runner(folder, model_path="wide")
+        runners["wide"] = make_runner(
+            folder, model_path="wide", num_state_snapshots=ENOUGH_SNAPSHOTS
+        )
     for path, one in runners.items():
         change(one)
         if difference := difference_of(one, expected):

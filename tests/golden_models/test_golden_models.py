@@ -4,6 +4,7 @@ import pytest
 import torch
 import transformers
 
+from engine.cache.kv_cache import KVCache
 from engine.model.decoder.families import FAMILIES
 from engine.vllm.recurrent import NOT_ON_CPU
 from tests.golden_models import page
@@ -60,6 +61,19 @@ def test_a_model_that_computes_something_else_is_wrong():
     found = compare("gpt2", change=damage)
     assert found.state == "wrong"
     assert found.reason.startswith("the wide path differs alone")
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "lfm2"])
+def test_a_prompt_that_is_computed_again_beside_its_cached_prefix_is_noticed(kind, monkeypatch):
+    """Its tokens are the same, so only the number of cached tokens tells."""
+    match = KVCache._match_prefix
+
+    def none_of_a_long_one(cache, request):
+        return [] if request.num_tokens > 40 else match(cache, request)
+
+    monkeypatch.setattr(KVCache, "_match_prefix", none_of_a_long_one)
+    with pytest.raises(AssertionError, match="did not begin behind its cached prefix"):
+        compare(kind)
 
 
 def test_the_page_shows_every_row_once_and_no_markup_of_a_reason():

@@ -25,7 +25,7 @@ from tests.engine.model.builders import (
     requests_of,
     save_model,
 )
-from tests.engine.model.prefixes import generate_behind_prefixes
+from tests.engine.model.prefixes import ENOUGH_SNAPSHOTS, generate_behind_prefixes
 
 _MAMBA = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "eos_token_id": EOS, "bos_token_id": 0}
 CONFIGS = {
@@ -125,11 +125,11 @@ def test_behind_a_cached_prefix_the_tokens_are_those_of_generate(kind, folder_of
         for prompt, (name, tokens) in zip(PROMPTS, Oracle(folder).alone().items(), strict=True)
     }
     rest = {name: list(tokens[5:]) for name, (_, tokens) in expected.items()}
-    runner = make_runner(folder, num_state_snapshots=6)
+    runner = make_runner(folder, num_state_snapshots=ENOUGH_SNAPSHOTS)
     chunks = {"max_num_batched_tokens": 7, "state_snapshot_blocks": 2}
     assert generate_behind_prefixes(runner, expected, **chunks).tokens == rest
     for mode in ("recompute", "swap"):
-        options = {"num_blocks": 28, "preemption_mode": mode}
+        options = {"num_blocks": 28, "preemption_mode": mode, "keeps_all": False}
         found = generate_behind_prefixes(runner, expected, **options)
         assert getattr(found.snapshot, f"preemptions_{mode}") > 0
         assert found.tokens == rest
@@ -139,7 +139,7 @@ def test_a_snapshot_of_another_prompt_is_noticed(folder_of, monkeypatch):
     folder = folder_of("gated delta net")
     tokens = Oracle(folder).alone()
     expected = dict(zip("0123", zip(PROMPTS, tokens.values(), strict=True), strict=True))
-    runner = make_runner(folder)
+    runner = make_runner(folder, num_state_snapshots=ENOUGH_SNAPSHOTS)
     rest = {name: list(tokens[5:]) for name, (_, tokens) in expected.items()}
     assert generate_behind_prefixes(runner, expected).tokens == rest
 
