@@ -6,7 +6,7 @@ import sys
 
 import atheris
 
-with atheris.instrument_imports(include=["quire"]):
+with atheris.instrument_imports(include=["quire", "engine"]):
     from tests.fuzz.targets import TARGETS
 
 

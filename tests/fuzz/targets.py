@@ -26,6 +26,7 @@ from quire.wire.output import Completion, FinishReason, State, TokenChunk, Usage
 from quire.wire.picture_headers import read_header
 from quire.wire.pictures import MAX_PIXELS, PictureSet, part_of
 from quire.wire.protocol import GenerationRequest
+from tests.fuzz import files
 from tests.quire.picture_files import gif_header, jpeg_header, png, webp_header
 
 Target = Callable[[bytes], None]
@@ -131,7 +132,7 @@ TARGETS: dict[str, Target] = {
     target.__name__: target
     for target in (
         *(wire_message, token_ids, request, completion, log_entry, claim_reply, record),
-        *(dead_letter, worker_line, batch_line, batch_run, picture),
+        *(dead_letter, worker_line, batch_line, batch_run, picture, *files.TARGETS.values()),
     )
 }
 
@@ -175,6 +176,7 @@ def _packed(entry_id: bytes, fields: dict[bytes, bytes]) -> bytes:
 
 #: Good bytes to begin with.
 SEEDS: dict[str, list[bytes]] = {
+    **files.SEEDS,
     "wire_message": [pack({"a": [1, 2.5, "x", None, True], "b": {"c": b"d"}})],
     "token_ids": [pack_ids([0, 1, 65536, MAX_TOKEN_ID])],
     "request": [_REQUEST.encode(), _PICTURED.encode()],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 
@@ -10,11 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.model.wide.compressed_tensors import compressed_tensors
+from engine.model.wide.gguf_header import read_header
+from engine.model.wide.gptq_and_awq import awq, gptq
+from engine.model.wide.stored_tensors import stored_tensors
 from quire.errors import ProtocolError
 from quire.queue.publish.output_log import OutputRead
 from quire.wire.output import Completion
 from quire.wire.protocol import GenerationRequest
 from tests.fuzz import __main__ as command
+from tests.fuzz import files
 from tests.fuzz.mutation import mutated
 from tests.fuzz.targets import _FIELDS, SEEDS, TARGETS
 
@@ -41,6 +47,16 @@ def test_every_target_has_good_bytes_to_begin_with():
     assert set(SEEDS) == set(TARGETS)
     assert GenerationRequest.decode(SEEDS["request"][0]).parse_body()
     assert Completion.decode(SEEDS["completion"][0], request_id="r")
+
+
+def test_the_files_and_notes_to_begin_with_are_read():
+    with files.file_of(SEEDS["gguf_header"][0]) as file:
+        assert [tensor.name for tensor in read_header(file).tensors] == ["norm", "q"]
+    with files.file_of(SEEDS["weights_header"][0]) as file:
+        assert [tensor.name for tensor in stored_tensors(lambda _: file)] == ["norm", "q"]
+    notes = [json.loads(note) for note in SEEDS["quantization_note"]]
+    for note, read in zip(notes, (compressed_tensors, compressed_tensors, gptq, awq), strict=True):
+        assert read(note).parts
 
 
 @every_target

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from engine.model.wide.note_fields import check_fields, check_value, refused_field
+from engine.model.wide.note_fields import check_fields, check_value, is_size, refused_field
 from engine.model.wide.scaled_numbers import (
     SCALE_TYPES,
     ScaledFloats,
@@ -109,6 +109,8 @@ class CompressedTensors:
             raise Unfit("it has no weight_scale")
         scales = _matrix(parts["weight_scale"])
         if "weight_packed" in parts:
+            if "weight" in parts:
+                raise Unfit("it is stored as weight, too")
             return self._packed(parts, scales)
         weight = parts["weight"]
         if weight.dim() != 2:
@@ -122,9 +124,12 @@ class CompressedTensors:
         scheme = self._scheme(scales, *weight.shape, is_float=True)
         if scales.dtype not in SCALE_TYPES or parts.keys() & {"weight_zero_point", "weight_g_idx"}:
             raise Unfit(f"floats with scales of {scales.dtype} and zero points or g_idx")
-        block = [-(-size // count) for size, count in zip(weight.shape, scales.shape, strict=True)]
-        is_block = scheme.strategy == "block"
-        return ScaledFloats(weight, scales, scheme.block if is_block else (block[0], block[1]))
+        outputs, inputs = weight.shape
+        rows, columns = scheme.block
+        if scheme.strategy != "block":
+            rows, columns = -(-outputs // len(scales)), -(-inputs // scales.shape[1])
+        # A block may be larger than the weight, but not its repeated scales.
+        return ScaledFloats(weight, scales, (min(rows, outputs), min(columns, inputs)))
 
     def _packed(self, parts: Mapping[str, torch.Tensor], scales: torch.Tensor) -> ScaledNumbers:
         packed, shape = parts["weight_packed"], parts.get("weight_shape")
@@ -219,7 +224,7 @@ def _scheme(weights: Any, where: str) -> Scheme:
     ):
         check_value(METHOD, f"{where}.{field}", value, served)
     size, block = weights.get("group_size"), weights.get("block_structure")
-    is_group = type(size) is int and size > 0
+    is_group = is_size(size)
     strategy = weights.get("strategy") or ("group" if is_group else "channel" if size else "tensor")
     check_value(METHOD, f"{where}.strategy", strategy, STRATEGIES_OF[kind])
     if strategy == "group" and not is_group:
@@ -239,7 +244,7 @@ def _scheme(weights: Any, where: str) -> Scheme:
 
 def _are_sizes(block: Any) -> bool:
     is_pair = isinstance(block, list) and len(block) == 2
-    return is_pair and all(type(size) is int and size > 0 for size in block)
+    return is_pair and all(map(is_size, block))
 
 
 def _matrix(scales: torch.Tensor) -> torch.Tensor:

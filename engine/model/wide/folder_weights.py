@@ -25,12 +25,13 @@ from engine.model.kernels.quantized import StoredWeight
 from engine.model.wide.block_fp8 import BlockFP8, block_fp8, cast_plain_weights
 from engine.model.wide.compressed_tensors import METHOD as COMPRESSED_TENSORS
 from engine.model.wide.compressed_tensors import compressed_tensors
+from engine.model.wide.config_limits import refuse_more_numbers
 from engine.model.wide.gguf_loader import first_line
 from engine.model.wide.gptq_and_awq import AWQ, GPTQ, awq, gptq
 from engine.model.wide.load_report import refuse_unfitting
 from engine.model.wide.quantization import refuse_quantized_files
 from engine.model.wide.quantized_weights import WeightFormat, read_quantized, sorted_tensors
-from engine.model.wide.stored_tensors import finder, stored_tensors
+from engine.model.wide.stored_tensors import by_name, finder, stored_tensors
 from engine.model.wide.text_only import is_wrapper, text_only_class
 from engine.model.wide.transformers_model import ATTENTION_NAME
 
@@ -86,10 +87,11 @@ def read_folder(
     """
     find = finder(path, folder)
     named = getattr(config, "transformers_weights", None)
-    tensors = {tensor.name: tensor for tensor in stored_tensors(find, named)}
+    tensors = by_name(stored_tensors(find, named))
     form = quantized_form(vars(config))
     stored: Mapping[str, StoredWeight] = MappingProxyType({})
     options = _class_options(config, pictures=pictures) | {"dtype": dtype or "auto"}
+    refuse_more_numbers(_concrete(options, config), config, tensors.values(), path)
     if form is None or isinstance(form, BlockFP8):
         plain = tensors.values() if form is None else form.other_tensors(tensors.values())
         refuse_quantized_files(find, plain)
@@ -104,9 +106,8 @@ def read_folder(
         options["dtype"] = dtype or _dtype_of(config, device)
         with one_thread():
             read = read_quantized(quantized, find, options["dtype"])
-        if options["model_class"] is AutoModelForCausalLM:
-            # It reads a folder; without one, the class must be named.
-            options["model_class"] = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        # The other one reads a folder; without one, the class must be named.
+        options["model_class"] = _concrete(options, config)
         options |= {
             "config": _without_note(config),
             "generation_config": _generation_config(folder),
@@ -131,6 +132,13 @@ def _class_options(config: PreTrainedConfig, *, pictures: bool) -> dict[str, Any
     elif is_wrapper(config):
         model_class = text_only_class(config)
     return {"model_class": model_class, "attn_implementation": attention}
+
+
+def _concrete(options: Mapping[str, Any], config: PreTrainedConfig) -> Any:
+    """The class of the model itself, which `AutoModelForCausalLM` would find."""
+    chosen = options["model_class"]
+    is_auto = chosen is AutoModelForCausalLM
+    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)] if is_auto else chosen
 
 
 def _loaded(

@@ -22,7 +22,8 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 #: The largest header that is read. The vocabularies in use need 5 to 20 MB.
 MAX_HEADER_BYTES = 128 << 20
-#: Limits of what a header lists; the largest models in use have a tenth of each.
+#: Limits of what a header lists: keys, tensors, and elements of all arrays. The largest models in
+#: use have a third of each at most.
 MAX_KEYS, MAX_TENSORS, MAX_ARRAY_LENGTH = 4096, 65_536, 4 << 20
 MAX_DIMENSIONS = 4
 #: The most files of one model.
@@ -205,14 +206,14 @@ def _read_pair(reader: "_Reader", metadata: dict[str, Scalar], lengths: dict[str
         if text is not None:
             metadata[key] = text
     elif kind == _ARRAY:
-        lengths[key] = _skip_array(reader, key)
+        lengths[key] = _skip_array(reader, key, MAX_ARRAY_LENGTH - sum(lengths.values()))
     else:
         raise reader.damaged(f"the metadata key {key} has the unknown type {kind}")
 
 
-def _skip_array(reader: "_Reader", key: str) -> int:
+def _skip_array(reader: "_Reader", key: str, most: int) -> int:
     kind = reader.number("I")
-    length = reader.count("Q", MAX_ARRAY_LENGTH, f"elements of {key}")
+    length = reader.count("Q", most, f"elements of {key}")
     if kind in _SCALARS:
         reader.skip(length * struct.calcsize(_SCALARS[kind]))
     elif kind == _STRING:

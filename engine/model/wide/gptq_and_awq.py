@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from engine.model.wide.note_fields import check_fields, check_value, refused_field
+from engine.model.wide.note_fields import check_fields, check_value, is_size, refused_field
 from engine.model.wide.scaled_numbers import ScaledNumbers, Unfit, scaled_integers, unpacked
 from engine.model.wide.stored_tensors import StoredTensor
 
@@ -167,7 +167,7 @@ def _shared(
     check_value(method, "is_marlin_format", note.get("is_marlin_format"), (False, None))
     check_value(method, "adapter", note.get("adapter"), (None,))
     size = _named(note, "group_size")
-    if type(size) is not int or (size < 1 and size != -1):
+    if type(size) is not int or not (is_size(size) or size == -1):
         raise refused_field(method, "group_size", size)
     return int(_named(note, "bits")), size, _named(note, "format")
 

@@ -25,6 +25,7 @@ from transformers.utils.hub import cached_file
 
 from engine.errors import ModelRefused
 from engine.model.kernels.quantized import StoredWeight
+from engine.model.wide.config_limits import MAX_CONFIG_BYTES, refuse_limitless
 from engine.model.wide.fingerprint import content_of_folder, fingerprint_of
 from engine.model.wide.folder_weights import NOTE, quantized_form, read_folder
 from engine.model.wide.gguf_loader import content_of, first_line, is_gguf_name, load_gguf
@@ -230,11 +231,16 @@ def _check_files(folder: Path, path: str | Path) -> None:
 
 def _config(folder: Path) -> PreTrainedConfig:
     try:
-        raw = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        with (folder / "config.json").open(encoding="utf-8") as stream:
+            text = stream.read(MAX_CONFIG_BYTES + 1)
+        if len(text) > MAX_CONFIG_BYTES:
+            raise ModelRefused(f"config.json has more than {MAX_CONFIG_BYTES} bytes")
+        raw = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise ModelRefused(f"config.json cannot be read: {first_line(error)}") from error
     if not isinstance(raw, dict):
         raise ModelRefused("config.json is not a JSON object")
+    refuse_limitless(raw)
     served = {NOTE} if quantized_form(raw) is not None else set()
     refuse_quantized_config({name: value for name, value in raw.items() if name not in served})
     model_type = raw.get("model_type")

@@ -10,6 +10,8 @@ from engine.errors import ModelRefused
 
 #: The most characters of a value that a refusal repeats.
 MAX_SHOWN = 60
+#: The largest size of a group or a block. torch counts in 63 bits, and multiplies such sizes.
+MAX_SIZE = (1 << 31) - 1
 
 
 def check_fields(method: str, where: str, note: Mapping[str, Any], known: Collection[str]) -> None:
@@ -48,3 +50,8 @@ def refused_field(
         f"{path[:MAX_SHOWN]} = {shown}, which is not served{hint}: use a checkpoint that is "
         "quantized otherwise, or not at all"
     )
+
+
+def is_size(value: object) -> bool:
+    """Whether it may be the size of a group or a block."""
+    return type(value) is int and 1 <= value <= MAX_SIZE

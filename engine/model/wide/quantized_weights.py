@@ -190,6 +190,8 @@ def read_quantized(tensors: QuantizedTensors, find: FindFile, dtype: torch.dtype
         for owner, stored in tensors.weights.items():
             name = f"{owner}.weight"
             files[name] = min(tensor.file for tensor in stored.values())
+            if name in plain:
+                raise _refused(files[name], name, "it is stored as weight, too")
             parts = {part: read(tensor) for part, tensor in stored.items()}
             empty = [part for part, tensor in parts.items() if not tensor.numel()]
             if empty:

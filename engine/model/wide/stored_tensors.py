@@ -4,10 +4,12 @@ Knows no model and reads no weights. It reads exactly the files that transformer
 format of a header is described in the README of safetensors, under "Format".
 """
 
+import functools
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -22,8 +24,13 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_HEADER_BYTES = 100_000_000
 #: The most bytes of an index. An index of 100,000 tensors has about 10 million.
 MAX_INDEX_BYTES = 100_000_000
+#: The most dimensions of a tensor; weights have up to five.
+MAX_DIMENSIONS = 16
 #: A file starts with the size of its header, as a little-endian integer of so many bytes.
 SIZE_BYTES = 8
+
+#: The most characters of a tensor's name that a refusal repeats.
+MAX_SHOWN = 100
 
 #: Names of a distributed checkpoint's files. transformers would load them instead of the others.
 DISTRIBUTED = re.compile(r"shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors")
@@ -95,6 +102,24 @@ def stored_tensors(find: FindFile, named: object = None) -> Iterator[StoredTenso
         yield from _tensors(file, name)
 
 
+def by_name(tensors: Iterable[StoredTensor]) -> Mapping[str, StoredTensor]:
+    """Tensors by their names.
+
+    Raises:
+        ModelRefused: two files have a tensor of one name, so that the order of reading would decide
+            which of them is meant.
+    """
+    found: dict[str, StoredTensor] = {}
+    for tensor in tensors:
+        other = found.setdefault(tensor.name, tensor)
+        if other is not tensor:
+            raise ModelRefused(
+                f"{other.file} and {tensor.file} both have {tensor.name}: remove the file that is "
+                "not of this checkpoint"
+            )
+    return found
+
+
 def _weight_files(find: FindFile, named: object) -> list[str]:
     if named is None:
         if find(WEIGHTS) is not None:
@@ -141,7 +166,7 @@ def _header(file: Path, name: str) -> Mapping[str, Any]:
             rest = file.stat().st_size - SIZE_BYTES
             if size > min(rest, MAX_HEADER_BYTES):
                 raise _damaged(name, "the size of its header is impossible")
-            header = _json(stream.read(size), name)
+            header = _json(stream.read(size), name, once=True)
     except OSError as error:
         raise ModelRefused(f"{name} cannot be read: {error.strerror}") from error
     ends = [
@@ -165,12 +190,22 @@ def _read(file: Path, name: str, most: int) -> bytes:
     return data
 
 
-def _json(data: bytes, name: str) -> Mapping[str, Any]:
+def _json(data: bytes, name: str, *, once: bool = False) -> Mapping[str, Any]:
+    """A JSON object; with `once`, no object may have a name twice."""
     try:
-        value = json.loads(data)
+        value = json.loads(data, object_pairs_hook=functools.partial(_once, name) if once else None)
     except (ValueError, RecursionError) as error:
         raise _damaged(name, "it has no JSON where it must have some") from error
     return _mapping(value, name)
+
+
+def _once(name: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Readers differ in which of two values of one name they take."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise _damaged(name, f"its header has {twice[:MAX_SHOWN]} twice")
+    return found
 
 
 def _mapping(value: Any, name: str) -> Mapping[str, Any]:
@@ -180,7 +215,12 @@ def _mapping(value: Any, name: str) -> Mapping[str, Any]:
 
 
 def _are_sizes(values: list[Any]) -> bool:
-    return all(type(value) is int and value >= 0 for value in values) and math.prod(values) < 2**63
+    """Whether a tensor may have this shape. The product of many large numbers takes long."""
+    return (
+        len(values) <= MAX_DIMENSIONS
+        and all(type(value) is int and 0 <= value < 2**63 for value in values)
+        and math.prod(values) < 2**63
+    )
 
 
 def _is_range(value: Any) -> bool:
