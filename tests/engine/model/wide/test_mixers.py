@@ -196,7 +196,7 @@ def test_kernels_with_other_logits_than_the_module_are_not_used(folder_of, monke
     recur = RecurrentKernels.recur
     monkeypatch.setattr(RecurrentKernels, "recur", lambda *given: -recur(*given))
     folder = folder_of("gated delta net")
-    runner = make_runner(folder)
+    runner = make_runner(folder, model_path="wide")
     assert runner.model.name == "transformers" and "is not used" in caplog.text
     assert generate(runner, requests_of()).tokens == Oracle(folder).alone()
 
