@@ -173,8 +173,8 @@ docs: $(VENV)/docs.installed ## the documentation as a site, in build/docs/site;
 pre-commit: $(VENV)/hooks.installed ## all hooks on all files; `.venv/bin/pre-commit install` runs them before each commit
 	$(BIN)/pre-commit run --all-files
 
-check-native: $(VENV)/dev.installed ## the C++ kernels: warnings as errors, sanitizers, and a control
-	OMP_NUM_THREADS=2 $(BIN)/python -m tests.engine.model.check_native
+check-native: $(VENV)/dev.installed ## the C++ kernels: warnings as errors, sanitizers with controls (PARTS="warnings avx2 threads"; all without)
+	OMP_NUM_THREADS=2 $(BIN)/python -m tests.engine.model.check_native $(PARTS)
 
 $(KERNELS_VENV)/installed: constraints-kernels.txt | $(VENV)/dev.installed
 	$(BIN)/python -m venv $(KERNELS_VENV)
