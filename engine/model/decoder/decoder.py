@@ -20,8 +20,9 @@ from engine.model.decoder.decoder_weights import (
     Linear,
 )
 from engine.model.device.kv_pool import KVPool
-from engine.model.wide.mixers import functions, gated_delta_net
+from engine.model.wide.mixers import functions, gated_delta_net, mamba2
 from engine.model.wide.mixers.layer_state import LayerState
+from engine.model.wide.mixers.mamba2 import StateSpace
 from engine.model.wide.mixers.short_convolution import gated_convolution
 
 #: Cosines and sines, [tokens, 1, rotary_dim / 2].
@@ -95,6 +96,7 @@ class Decoder:
             )
             found.append((cosines, sines))
         # A layer without rotation does not use its angles.
+        found = found or [(hidden, hidden)]
         return hidden, [found[index or 0] for index in config.rotary_of]
 
     def _end(self, hidden: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
@@ -130,16 +132,31 @@ class Decoder:
         """The output of a mixer with a state, before its last product."""
         if layer.convolution is not None:
             return gated_convolution(projected, layer.convolution, state)
-        net, weights = self.config.delta_net, layer.delta_net
-        assert net is not None and weights is not None, "no other mixer has a state"
-        sizes = [net.channels, net.output_size, net.num_heads, net.num_heads]
-        mixed, gate, strength, decay = torch.split(projected, sizes, dim=-1)
-        gate = gate.reshape(len(gate), net.num_heads, net.value_dim)
+        sizes, weights = self.config.recurrence, layer.recurrence
+        assert sizes is not None and weights is not None, "no other mixer has a state"
+        num_heads, groups = sizes.num_heads, sizes.num_key_heads
+        if isinstance(weights.rule, StateSpace):
+            parts = [sizes.output_size, sizes.channels, num_heads]
+            gate, mixed, step_sizes = torch.split(projected, parts, dim=-1)
+            outputs = mamba2.scan(
+                mixed,
+                step_sizes,
+                weights.rule,
+                state,
+                num_groups=groups,
+                state_size=sizes.key_dim,
+            )
+            gated = (outputs.float() * functions.silu(gate.float())).view(len(gate), groups, -1)
+            normed = functional.rms_norm(gated, gated.shape[-1:], eps=self.config.epsilon)
+            return weights.norm * normed.flatten(1).to(outputs.dtype)
+        parts = [sizes.channels, sizes.output_size, num_heads, num_heads]
+        mixed, gate, strength, decay = torch.split(projected, parts, dim=-1)
+        gate = gate.reshape(len(gate), num_heads, sizes.value_dim)
         outputs = gated_delta_net.recurred(
             gated_delta_net.Projected(mixed, gate, strength, decay),
             weights.rule,
             state,
-            num_key_heads=net.num_key_heads,
+            num_key_heads=groups,
         )
         normed = self._norm(outputs, weights.norm)
         return (normed * functions.silu(gate.float())).to(normed.dtype).flatten(1)
@@ -199,11 +216,13 @@ class Decoder:
         return query
 
     def _mlp(self, index: int, hidden: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
-        experts = self._weights.layers[index].experts
-        if experts is not None:
-            return self._mix_experts(experts, hidden)
+        layer = self._weights.layers[index]
+        mixed = None if layer.experts is None else self._mix_experts(layer.experts, hidden)
+        if mixed is not None and layer.gate_up is None:
+            return mixed
         gate_up = self._linear(index, "gate_up", hidden, inputs)
-        return self._linear(index, "down", self._activate(gate_up), inputs)
+        outputs = self._linear(index, "down", self._activate(gate_up), inputs)
+        return outputs if mixed is None else mixed + outputs
 
     def _mix_experts(self, experts: ExpertWeights, hidden: torch.Tensor) -> torch.Tensor:
         """The weighted sum of the outputs of each token's experts, in ascending order."""

@@ -48,12 +48,13 @@ class Experts(NamedTuple):
     normalizes: bool
 
 
-class DeltaNet(NamedTuple):
-    """The sizes of a gated delta net. Each of its heads has a state [key_dim, value_dim].
+class Recurrence(NamedTuple):
+    """The sizes of a gated delta net or a state space: each head has a state [key_dim, value_dim].
 
     Args:
         num_heads: those of values, gates and states.
-        num_key_heads: those of queries and keys; each serves as many adjacent heads.
+        num_key_heads: those of queries and keys; each serves as many adjacent heads. They are the
+            groups of a state space.
     """
 
     num_heads: int
@@ -99,7 +100,7 @@ class DecoderConfig:
         rotary_of: per layer, the index of its rotary embedding; None if it rotates nothing.
         windows: per layer, the number of keys a token sees, itself included; None for all.
         num_taps: the inputs of a convolution, if any, that one output depends on.
-        delta_net: the sizes of the gated delta nets; None if no layer has one.
+        recurrence: the sizes of the gated delta nets or state spaces; None if no layer has one.
         residual_multiplier: factor of each block's output before it is added to the residual
             stream.
         logits_divisor: the logits are divided by it.
@@ -126,7 +127,7 @@ class DecoderConfig:
     rotary_of: tuple[int | None, ...]
     windows: tuple[int | None, ...]
     num_taps: int
-    delta_net: DeltaNet | None
+    recurrence: Recurrence | None
     embedding_multiplier: float
     residual_multiplier: float
     logits_divisor: float
@@ -156,11 +157,11 @@ class DecoderConfig:
     @property
     def state_shapes(self) -> Sequence[StateShapes]:
         """As in `Recurrent`: the last inputs of a convolution, oldest first, then matrices."""
-        net = self.delta_net
+        sizes = self.recurrence
         parts: StateShapes = ((self.num_taps - 1, self.hidden_size),)
-        if net is not None:
-            matrices = (net.num_heads, net.key_dim, net.value_dim)
-            parts = (self.num_taps - 1, net.channels), matrices
+        if sizes is not None:
+            matrices = (sizes.num_heads, sizes.key_dim, sizes.value_dim)
+            parts = (self.num_taps - 1, sizes.channels), matrices
         return (parts,) * (self.num_layers - self.mixers.count("attention"))
 
     @property
@@ -170,4 +171,5 @@ class DecoderConfig:
 
     @property
     def rotary_dim(self) -> int:
-        return 2 * len(self.rotaries[0].inverse_frequencies)
+        """The dimensions of a head that are rotated; 0 if no layer rotates any."""
+        return 2 * len(self.rotaries[0].inverse_frequencies) if self.rotaries else 0

@@ -11,11 +11,12 @@ from types import MappingProxyType
 import torch
 
 from engine.model.decoder.decoder_config import DecoderConfig, NotSupported
-from engine.model.decoder.families import Family
+from engine.model.decoder.families import Family, Mixer
 from engine.model.decoder.projections import projections_of
 from engine.model.kernels.quantized import StoredWeight
 from engine.model.kernels.recurrent import Convolution
 from engine.model.wide.mixers.gated_delta_net import DeltaRule
+from engine.model.wide.mixers.mamba2 import StateSpace
 from engine.model.wide.stored_layers import dequantized_in, stand_in
 
 
@@ -66,15 +67,16 @@ class ExpertWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaNetWeights:
-    """The weights of a gated delta net between its projections.
+class RecurrenceWeights:
+    """The weights of a gated delta net or a state space between its projections.
 
     Args:
         rule: those of its recurrence.
-        norm: of the outputs of each head, [value_dim]. It has no offset.
+        norm: of its outputs, without an offset: [value_dim] for each head of a gated delta net,
+            [output_size] for a state space.
     """
 
-    rule: DeltaRule
+    rule: DeltaRule | StateSpace
     norm: torch.Tensor
 
 
@@ -89,17 +91,19 @@ class LayerWeights:
         projection: its outputs are all query heads, each with a gate after it if the family has
             them, then all key heads, then all value heads. Those of a convolution: its gates, the
             gates of its outputs, and its values. Those of a delta net: what its convolution has,
-            the gates of its outputs, and the strengths and decays of its heads.
-        convolution, delta_net: instead of attention, or None.
+            the gates of its outputs, and the strengths and decays of its heads. Those of a state
+            space: the gates of its outputs, what its convolution has, and the step sizes of its
+            heads.
+        convolution, recurrence: instead of attention, or None.
         sinks: [heads], scores without a value.
         gate_up: its outputs are all gates, then all ups. None, like `down`, in a layer with
-            experts.
+            experts instead.
     """
 
     attention_norm: torch.Tensor | None
     projection: Linear
     convolution: Convolution | None
-    delta_net: DeltaNetWeights | None
+    recurrence: RecurrenceWeights | None
     query_norm: torch.Tensor | None
     key_norm: torch.Tensor | None
     sinks: torch.Tensor | None
@@ -242,22 +246,23 @@ def _layer(config: DecoderConfig, source: _Source, index: int) -> LayerWeights:
     attention, mlp = f"{layer}.self_attn", f"{layer}.{family.mlp}"
     names = projections_of(config, mixer)
     has_sinks = config.has_sinks and mixer == "attention"
-    has_experts = source.has(f"{mlp}.{family.router}.weight")
-    experts = _experts(config, source, mlp) if has_experts else None
+    with_experts = f"{layer}.{family.experts or family.mlp}"
+    has_experts = source.has(f"{with_experts}.{family.router}.weight")
+    has_gates = family.experts is not None or not has_experts
     return LayerWeights(
         attention_norm=source.norm_of(layer, family.attention_norm),
         projection=source.linear(f"{layer}.{names.module}", *names.inputs),
         convolution=_convolution(source, f"{layer}.conv.conv") if mixer == "convolution" else None,
-        delta_net=_delta_net(source, f"{layer}.linear_attn") if mixer == "delta_net" else None,
+        recurrence=_recurrence(source, mixer, f"{layer}.{names.module}"),
         query_norm=source.head_norm(f"{attention}.{family.query_norm}"),
         key_norm=source.head_norm(f"{attention}.{family.key_norm}"),
         sinks=source.take(f"{attention}.sinks") if has_sinks else None,
         output=source.linear(f"{layer}.{names.module}", names.output),
         attention_post_norm=source.norm_of(layer, family.attention_post_norm),
         mlp_norm=source.norm_of(layer, family.mlp_norm),
-        gate_up=None if experts else source.linear(mlp, *family.gate_up),
-        down=None if experts else source.linear(mlp, family.down),
-        experts=experts,
+        gate_up=source.linear(mlp, *family.gate_up) if has_gates else None,
+        down=source.linear(mlp, family.down) if has_gates else None,
+        experts=_experts(config, source, with_experts) if has_experts else None,
         mlp_post_norm=source.norm_of(layer, family.mlp_post_norm),
     )
 
@@ -267,10 +272,15 @@ def _convolution(source: _Source, name: str) -> Convolution:
     return Convolution.of(weight.squeeze(1), bias)
 
 
-def _delta_net(source: _Source, name: str) -> DeltaNetWeights:
+def _recurrence(source: _Source, mixer: Mixer, name: str) -> RecurrenceWeights | None:
+    if mixer in ("attention", "convolution"):
+        return None
     convolution = _convolution(source, f"{name}.conv1d")
-    rule = DeltaRule.of(convolution, source.take(f"{name}.A_log"), source.take(f"{name}.dt_bias"))
-    return DeltaNetWeights(rule, source.take(f"{name}.norm.weight"))
+    rates = source.take(f"{name}.A_log"), source.take(f"{name}.dt_bias")
+    rule: DeltaRule | StateSpace = DeltaRule.of(convolution, *rates)
+    if mixer == "state_space":
+        rule = StateSpace.of(convolution, *rates, source.take(f"{name}.D"))
+    return RecurrenceWeights(rule, source.take(f"{name}.norm.weight"))
 
 
 def _experts(config: DecoderConfig, source: _Source, mlp: str) -> ExpertWeights:
@@ -301,6 +311,26 @@ def _experts(config: DecoderConfig, source: _Source, mlp: str) -> ExpertWeights:
     )
 
 
+#: What should have which shape, by its name in a message.
+_Shapes = dict[str, tuple[torch.Tensor | None, tuple[int, ...]]]
+
+
+def _recurrent_shapes(config: DecoderConfig, weights: RecurrenceWeights) -> _Shapes:
+    sizes, rule = config.recurrence, weights.rule
+    assert sizes is not None, "a config with such layers has their sizes"
+    heads = (sizes.num_heads,)
+    skips, normed = None, sizes.value_dim
+    if isinstance(rule, StateSpace):
+        skips, normed = rule.skip, sizes.output_size
+    return {
+        "taps": (rule.convolution.taps, (config.num_taps, sizes.channels)),
+        "rates": (rule.rate, heads),
+        "biases": (rule.bias, heads),
+        "skips": (skips, heads),
+        "norm": (weights.norm, (normed,)),
+    }
+
+
 def _check_shapes(config: DecoderConfig, weights: DecoderWeights) -> None:
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -308,7 +338,7 @@ def _check_shapes(config: DecoderConfig, weights: DecoderWeights) -> None:
     norm_sizes = (queries, keys) if whole else (config.head_dim, config.head_dim)
     for mixer, layer in zip(config.mixers, weights.layers, strict=True):
         names = projections_of(config, mixer)
-        found: dict[str, tuple[torch.Tensor | None, tuple[int, ...]]] = {
+        found: _Shapes = {
             "projection": (layer.projection.weight, (sum(names.inputs.values()), hidden)),
             "output": (layer.output.weight, (hidden, names.output_size)),
             "query_norm": (layer.query_norm, norm_sizes[:1]),
@@ -317,11 +347,8 @@ def _check_shapes(config: DecoderConfig, weights: DecoderWeights) -> None:
         }
         if layer.convolution is not None:
             found["taps"] = layer.convolution.taps, (config.num_taps, hidden)
-        if layer.delta_net is not None and (net := config.delta_net) is not None:
-            (convolution, *rates), norm = layer.delta_net.rule, layer.delta_net.norm
-            found["taps"] = convolution.taps, (config.num_taps, net.channels)
-            found |= {"rates": (rates[0], (net.num_heads,)), "biases": (rates[1], (net.num_heads,))}
-            found["norm"] = norm, (net.value_dim,)
+        if layer.recurrence is not None:
+            found |= _recurrent_shapes(config, layer.recurrence)
         if layer.gate_up is not None and layer.down is not None:
             found["gate_up"] = layer.gate_up.weight, (2 * inner, hidden)
             found["down"] = layer.down.weight, (hidden, inner)

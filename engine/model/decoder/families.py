@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 #: What a layer has before its gates: attention, or something with a recurrent state.
-Mixer = Literal["attention", "convolution", "delta_net"]
+Mixer = Literal["attention", "convolution", "delta_net", "state_space"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +27,8 @@ class Family:
             of the head is multiplied by its sigmoid.
         recurrent: the mixer of the layers without attention, if there are any.
         mlp: the module with the gates.
+        experts: the module with the experts beside these gates; None if that of the gates has
+            experts instead of them.
         norm_offset: a norm multiplies by `norm_offset + weight`.
         norms_round_once: a norm multiplies in float32 and rounds the product. Otherwise it rounds
             before it multiplies.
@@ -49,6 +51,7 @@ class Family:
     gates_attention: bool = False
     recurrent: Mixer | None = None
     mlp: str = "mlp"
+    experts: str | None = None
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     down: str = "down_proj"
     norm_offset: float = 0.0
@@ -84,6 +87,15 @@ FAMILIES: Mapping[str, Family] = {
     "smollm3": _LLAMA,
     "granite": _LLAMA,
     "granite_swa": _LLAMA,
+    "granitemoehybrid": replace(
+        _LLAMA,
+        recurrent="state_space",
+        mlp="shared_mlp",
+        experts="block_sparse_moe",
+        router="router",
+        gate_up=("input_linear",),
+        down="output_linear",
+    ),
     "phi3": replace(_LLAMA, qkv=("qkv_proj",), gate_up=("gate_up_proj",)),
     "olmo2": replace(
         _LLAMA,

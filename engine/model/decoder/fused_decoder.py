@@ -31,7 +31,8 @@ class FusedDecoder(Decoder):
     """`Decoder` on a device for which Triton has a compiler.
 
     Raises:
-        NotSupported: the model has norms or activations that the kernels do not compute.
+        NotSupported: the model has norms or activations that the kernels do not compute, or no
+            rotary embedding.
         KernelsUnavailable: Triton is not installed. `forward` also raises it: Triton cannot compile
             its kernels here.
     """
@@ -48,6 +49,8 @@ class FusedDecoder(Decoder):
         has_post_norms = first.attention_norm is None or first.attention_post_norm is not None
         if config.family.norms_whole_projections or has_post_norms:
             raise NotSupported("its norms over all heads or after a block are not fused")
+        if not config.rotaries:
+            raise NotSupported("heads without a rotary embedding are not fused")
         if config.family.norms_round_once or config.activation != "silu":
             raise NotSupported("its norms in float32 or its activations are not fused")
         super().__init__(config, weights, adapters)

@@ -19,7 +19,7 @@ from engine.model.decoder.decoder_adapters import DecoderAdapter
 from engine.model.decoder.decoder_config import Activation, DecoderConfig, Experts, NotSupported
 from engine.model.decoder.decoder_weights import DecoderWeights, ExpertWeights, LayerWeights
 from engine.model.decoder.native_adapters import PackedAdapters
-from engine.model.decoder.native_mixers import delta_net_of, taps_of
+from engine.model.decoder.native_mixers import recurrent_mixer, taps_of
 from engine.model.decoder.native_weights import PackedWeights
 from engine.model.decoder.projections import projections_of
 from engine.model.device.kv_pool import KVPool
@@ -278,9 +278,9 @@ class NativeDecoder(Chooser):
         """The field of the mixer that a layer has instead of attention, if it has one."""
         if layer.convolution is not None:
             return {"convolution": self._pointer(taps_of(layer.convolution, self._packed))}
-        if layer.delta_net is None or config.delta_net is None:
+        if layer.recurrence is None or config.recurrence is None:
             return {}
-        struct = delta_net_of(config.delta_net, layer.delta_net, self._packed)
+        struct = recurrent_mixer(config.recurrence, layer.recurrence, self._packed)
         return {"recurrence": self._pointer(struct)}
 
     def _experts(self, experts: ExpertWeights) -> Any:

@@ -28,14 +28,17 @@ def projections_of(config: DecoderConfig, mixer: Mixer) -> Projections:
     if mixer == "convolution":
         size = config.hidden_size
         return Projections("conv", {"in_proj": 3 * size}, "out_proj", size)
-    if mixer == "delta_net":
-        net = config.delta_net
-        assert net is not None, "a config with such layers has their sizes"
-        inputs = {"in_proj_qkv": net.channels, "in_proj_z": net.output_size}
-        inputs |= {"in_proj_b": net.num_heads, "in_proj_a": net.num_heads}
-        return Projections("linear_attn", inputs, "out_proj", net.output_size)
+    if mixer != "attention":
+        sizes = config.recurrence
+        assert sizes is not None, "a config with such layers has their sizes"
+        if mixer == "state_space":
+            whole = sizes.output_size + sizes.channels + sizes.num_heads
+            return Projections("mamba", {"in_proj": whole}, "out_proj", sizes.output_size)
+        inputs = {"in_proj_qkv": sizes.channels, "in_proj_z": sizes.output_size}
+        inputs |= {"in_proj_b": sizes.num_heads, "in_proj_a": sizes.num_heads}
+        return Projections("linear_attn", inputs, "out_proj", sizes.output_size)
     keys = config.num_kv_heads * config.head_dim
-    sizes, names = (config.query_size, keys, keys), config.family.qkv
-    parts = zip(names, sizes, strict=True) if len(names) > 1 else [(names[0], sum(sizes))]
+    widths, names = (config.query_size, keys, keys), config.family.qkv
+    parts = zip(names, widths, strict=True) if len(names) > 1 else [(names[0], sum(widths))]
     queries = config.num_heads * config.head_dim
     return Projections("self_attn", dict(parts), config.family.output, queries)

@@ -1,11 +1,12 @@
 """Converts a transformers config to the config of the common decoder. Reads no weights.
 
-Llama, Mistral, Mixtral, Qwen 2 to 3.5, SmolLM 3, Phi 3, Granite, OLMo 2, GPT-OSS, Gemma 1 to 3,
-LFM2 and others are one architecture with options. Every field of a config must be known here: with
-an unknown field or an unexpected value the model is served by the wide path. Nothing is ignored
-silently.
+Llama, Mistral, Mixtral, Qwen 2 to 3.5, SmolLM 3, Phi 3, Granite up to 4, OLMo 2, GPT-OSS, Gemma 1
+to 3, LFM2 and others are one architecture with options. Every field of a config must be known here:
+with an unknown field or an unexpected value the model is served by the wide path. Nothing is
+ignored silently.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,9 +17,9 @@ from engine.model.decoder.decoder_config import (
     Activation,
     ClampedSwiglu,
     DecoderConfig,
-    DeltaNet,
     Experts,
     NotSupported,
+    Recurrence,
     Rotary,
 )
 from engine.model.decoder.families import FAMILIES, Family, Mixer
@@ -31,6 +32,9 @@ ROTARY_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 #: The types of layers that have a state instead of attention, by their names in a config.
 RECURRENT = frozenset({"conv", "linear_attention"})
+
+#: The fields with the number of a convolution's taps.
+TAPS = ("conv_L_cache", "linear_conv_kernel_dim", "mamba_d_conv")
 
 #: Fields that `read_config` uses, directly or through the modules that were built from them.
 _READ = frozenset(
@@ -76,6 +80,17 @@ _READ = frozenset(
         "conv_L_cache",
         "full_attn_idxs",
         "linear_conv_kernel_dim",
+        "mamba_n_heads",
+        "mamba_n_groups",
+        "mamba_d_state",
+        "mamba_d_head",
+        "mamba_d_conv",
+        "mamba_expand",
+        "mamba_chunk_size",
+        "mamba_conv_bias",
+        "mamba_proj_bias",
+        "position_embedding_type",
+        "shared_intermediate_size",
         "linear_key_head_dim",
         "linear_value_head_dim",
         "linear_num_key_heads",
@@ -97,6 +112,7 @@ _EXPECTED: dict[str, object] = {
     "mlp_bias": False,
     "is_encoder_decoder": False,
     "chunk_size_feed_forward": 0,
+    "time_step_limit": [0.0, math.inf],
 }
 #: Fields without effect on a forward pass in evaluation mode.
 _HARMLESS = frozenset(
@@ -171,8 +187,8 @@ def read_config(served: TransformersModel) -> DecoderConfig:
         mixers=mixers,
         rotary_of=rotary_of,
         windows=tuple(next(windows) if mixer == "attention" else None for mixer in mixers),
-        num_taps=fields.get("conv_L_cache", fields.get("linear_conv_kernel_dim", 0)),
-        delta_net=_delta_net(fields) if "delta_net" in mixers else None,
+        num_taps=next((fields[name] for name in TAPS if name in fields), 0),
+        recurrence=_recurrence(mixers, fields),
         embedding_multiplier=_embedding_multiplier(served, fields),
         residual_multiplier=float(fields.get("residual_multiplier", 1.0)),
         logits_divisor=float(fields.get("logits_scaling", 1.0)),
@@ -196,7 +212,7 @@ def _checked_fields(config: PreTrainedConfig) -> dict[str, Any]:
         raise NotSupported("its weights are quantized")
     fields = {name: value for name, value in values.items() if name in own}
     name, activation = _activation_of(fields)
-    if activation not in ACTIVATIONS:
+    if activation not in ACTIVATIONS or ("mamba_d_conv" in fields and activation != "silu"):
         raise NotSupported(f"its config has {name} = {activation!r}")
     return fields
 
@@ -230,8 +246,17 @@ def _mixers(served: TransformersModel, fields: Mapping[str, Any]) -> tuple[Mixer
     return tuple(recurrent if kind in RECURRENT else attention for kind in fields["layer_types"])
 
 
-def _delta_net(fields: Mapping[str, Any]) -> DeltaNet:
-    return DeltaNet(
+def _recurrence(mixers: Sequence[Mixer], fields: Mapping[str, Any]) -> Recurrence | None:
+    if "state_space" in mixers:
+        return Recurrence(
+            num_heads=fields["mamba_n_heads"],
+            num_key_heads=fields["mamba_n_groups"],
+            key_dim=fields["mamba_d_state"],
+            value_dim=fields["mamba_d_head"],
+        )
+    if "delta_net" not in mixers:
+        return None
+    return Recurrence(
         num_heads=fields["linear_num_value_heads"],
         num_key_heads=fields["linear_num_key_heads"],
         key_dim=fields["linear_key_head_dim"],
@@ -242,7 +267,7 @@ def _delta_net(fields: Mapping[str, Any]) -> DeltaNet:
 def _intermediate_size(served: TransformersModel, fields: Mapping[str, Any]) -> int:
     """The number of gates. LFM2 computes it from several fields."""
     if "block_auto_adjust_ff_dim" not in fields:
-        return int(fields["intermediate_size"])
+        return int(fields.get("shared_intermediate_size", fields["intermediate_size"]))
     decoder: Any = _decoder_of(served)
     return int(decoder.layers[0].feed_forward.w1.out_features)
 
@@ -285,7 +310,9 @@ def _rotaries(
     """
     if "layer_rope_theta" in fields:
         return _rotaries_of_bases(_decoder_of(served), fields["layer_rope_theta"])
-    module: Any = getattr(_decoder_of(served), "rotary_emb", None)
+    module: Any = _decoder_of(served).rotary_emb
+    if module is None:
+        return (), (None,) * num_layers
     kinds = getattr(module, "rope_type", None)
     if isinstance(kinds, dict):
         names = list(kinds)

@@ -284,8 +284,8 @@ class Adapters {
   }
 
  private:
-  // The head is the last product, and adapters add nothing to it. After the first product of the
-  // last layer, only the tokens whose logits are needed are computed.
+  // Adapters add nothing to the head and the routers, which are the last products. After the first
+  // product of the last layer, only the tokens whose logits are needed are computed.
   Additions<T> of(int64_t product) const {
     if (step_->adapters == nullptr || product >= num_products_) return Additions<T>();
     const AdaptedRows& rows = product > num_products_ - PRODUCTS ? logit_rows_ : all_;

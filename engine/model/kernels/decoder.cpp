@@ -5,7 +5,7 @@
 
 #include "decoder_step.h"
 
-int64_t quire_abi(void) { return 14; }
+int64_t quire_abi(void) { return 15; }
 
 void quire_advise_huge_pages(void* memory, int64_t size) {
   const uintptr_t huge = 1 << 21, first = ((uintptr_t)memory + huge - 1) / huge * huge;

@@ -60,12 +60,12 @@ struct QuireLayer {
   const float *attention_norm, *query_norm, *key_norm, *attention_post_norm;
   const float* sinks;  // One per query head: a score without a value. Null for none.
   const float *mlp_norm, *mlp_post_norm;
-  // The outputs of `projection` are queries, keys and values, or what another mixer needs. The strips
-  // of gate_up alternate: a strip of gates, a strip of ups.
+  // The outputs of `projection` are queries, keys and values, or what another mixer needs. The
+  // strips of gate_up alternate: a strip of gates, a strip of ups.
   QuireLinear projection, output, gate_up, down;
   const QuireTaps* convolution;           // Instead of attention, or null.
   const QuireRecurrentMixer* recurrence;  // The same.
-  const QuireExperts* experts;            // Instead of gate_up and down, or null.
+  const QuireExperts* experts;            // Instead of gate_up and down, or beside them, or null.
   int64_t place;   // The index of its keys and values, or of the first part of its state.
   int64_t window;  // Keys a token sees, itself included; 0 for all.
   int64_t rotary;  // The index of its rotary embedding; negative: nothing is rotated.
@@ -129,8 +129,8 @@ struct QuireStep {
   void* const* key_caches;  // One per layer with attention.
   void* const* value_caches;
   // The parts of the state after some token, of each layer that has one. The last inputs of its
-  // convolution, oldest first: [buffers][num_taps - 1][channels]. Then the matrices of a recurrence:
-  // [buffers][num_heads][key_dim][value_dim]. Null, like the next two, for a model without.
+  // convolution, oldest first: [buffers][num_taps - 1][channels]. Then the matrices of a
+  // recurrence: [buffers][num_heads][key_dim][value_dim]. Null, like the next two, without states.
   float* const* states;
   const int64_t *state_reads, *state_writes;  // One buffer per row. No row writes what a row reads.
   // Per logit row, the head's outputs; not written if `argmax` is given.

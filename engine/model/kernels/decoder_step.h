@@ -45,6 +45,7 @@ class Decoder : public AnyDecoder {
  public:
   explicit Decoder(const QuireModel& model)
       : model_(model),
+        head_(4 * model.num_layers),
         group_(model.num_heads / model.num_kv_heads),
         width_(SpanWorker<T>::padded(model.head_dim)),
         gate_(model),
@@ -56,16 +57,22 @@ class Decoder : public AnyDecoder {
         experts_(model) {
     for (int64_t i = 0; i < model.num_layers; i++) {
       const QuireLayer& layer = model.layers[i];
-      const QuireLinear& third = layer.experts ? layer.experts->router : layer.gate_up;
-      for (const QuireLinear& linear : {layer.projection, layer.output, third, layer.down})
+      for (const QuireLinear& linear : {layer.projection, layer.output, layer.gate_up, layer.down})
         products_.push_back({linear});
     }
     products_.push_back({model.head});
-    for (size_t i = 0; i < products_.size(); i++)
-      products_[i].next = &products_[(i + 1) % products_.size()];
-    // Experts follow the router, and then the next layer.
-    for (int64_t i = 0; i < model.num_layers; i++)
-      if (model.layers[i].experts) products_[4 * i + 2].next = &products_[4 * i + 4];
+    for (int64_t i = 0; i < model.num_layers; i++) {
+      const QuireExperts* const experts = model.layers[i].experts;
+      products_.push_back({experts != nullptr ? experts->router : QuireLinear{}});
+    }
+    for (int64_t i = 0; i < head_; i++) products_[i].next = &products_[i + 1];
+    products_[head_].next = &products_[0];
+    // Experts follow the router, and then the MLP beside them, or else the next layer.
+    for (int64_t i = 0; i < model.num_layers; i++) {
+      if (model.layers[i].experts == nullptr) continue;
+      products_[4 * i + 1].next = &router(i);
+      router(i).next = &products_[4 * i + (model.layers[i].gate_up.outputs > 0 ? 2 : 4)];
+    }
   }
 
   void step(const QuireStep& step) override {
@@ -86,6 +93,8 @@ class Decoder : public AnyDecoder {
   }
 
  private:
+  Product& router(int64_t layer) { return products_[head_ + 1 + layer]; }
+
   void plan_attention() {
     plan_.clear();
     int64_t offset = 0;
@@ -164,10 +173,7 @@ class Decoder : public AnyDecoder {
       else
         attend(layer, last ? logit_plan_ : plan_, queries_.with_low(split), mixed, team, member);
       add_to_residual(stream, products[1], mixed, layer.attention_post_norm, team, member);
-      if (layer.experts != nullptr)
-        mix_experts(layer, products[2], stream, team, member);
-      else
-        feed_forward(layer, products[2], products[3], stream, team, member);
+      feed_forward(i, stream, team, member);
     }
     compute_logits(team, member);
   }
@@ -315,11 +321,21 @@ class Decoder : public AnyDecoder {
     }
   }
 
-  // Each strip of gates and the strip of ups after it give one strip of activations.
-  void feed_forward(const QuireLayer& layer, const Product& gate_up, const Product& down,
-                    const ResidualStream& stream, Team& team, int member) {
-    const Inputs normed = inputs_of(gate_up, normed_), activated = inputs_of(down, activated_);
+  // The experts of a layer, its MLP, or both.
+  void feed_forward(int64_t index, const ResidualStream& stream, Team& team, int member) {
+    const QuireLayer& layer = model_.layers[index];
+    const Product &gate_up = products_[4 * index + 2], &down = products_[4 * index + 3];
+    const Inputs normed = inputs_of(gate_up, normed_, layer.experts != nullptr);
     norm(stream, layer.mlp_norm, normed, team, member);
+    if (layer.experts != nullptr)
+      mix_experts(*layer.experts, router(index), normed, stream, team, member);
+    if (gate_up.linear.outputs > 0) activate(layer, gate_up, down, stream, team, member);
+  }
+
+  // Each strip of gates and the strip of ups after it give one strip of activations.
+  void activate(const QuireLayer& layer, const Product& gate_up, const Product& down,
+                const ResidualStream& stream, Team& team, int member) {
+    const Inputs normed = inputs_of(gate_up, normed_), activated = inputs_of(down, activated_);
     const auto epilogue = [&](int64_t row, int64_t strip, const float* values, int64_t num_strips) {
       const RoundedRow<Row> to = activated.at(row, strip / 2 * LANES);
       for (int64_t s = 0; s < num_strips; s += 2, values += 2 * LANES)
@@ -331,19 +347,17 @@ class Decoder : public AnyDecoder {
   }
 
   // The router uses split precision: rounding must not change which experts a token has.
-  void mix_experts(const QuireLayer& layer, const Product& router, const ResidualStream& stream,
-                   Team& team, int member) {
-    const Inputs normed = normed_.with_low(true);
-    norm(stream, layer.mlp_norm, normed, team, member);
+  void mix_experts(const QuireExperts& experts, const Product& router, const Inputs& normed,
+                   const ResidualStream& stream, Team& team, int member) {
     project(router, normed, stream.count, team, member);
-    experts_.mix(*layer.experts, normed, projected_, projected_stride_, stream,
+    experts_.mix(experts, normed, projected_, projected_stride_, stream,
                  first_strips<T>(*router.next, stream.count, member, team.size()),
                  sums_ + member * SUMS_SIZE, team, member);
   }
 
   // Computes the logits, or only the argmax of each row.
   void compute_logits(Team& team, int member) {
-    const Product& head = products_.back();
+    const Product& head = products_[head_];
     const Inputs normed = inputs_of(head, normed_);
     const LogitScale scale{1.0f / model_.logits_divisor, model_.logits_softcap};
     norm(logit_stream_, model_.final_norm, normed, team, member);
@@ -363,9 +377,9 @@ class Decoder : public AnyDecoder {
   }
 
   const QuireModel model_;
-  const int64_t group_, width_;
+  const int64_t head_, group_, width_;
   const Gate gate_;
-  std::vector<Product> products_;  // In the order of computation; the head is last.
+  std::vector<Product> products_;  // Four of each layer, the head, then the routers.
   CacheShape cache_;
   const QuireStep* step_ = nullptr;
   AttentionPlan plan_, logit_plan_;

@@ -8,7 +8,7 @@ from typing import Any
 from engine.model.kernels.build import KernelsUnavailable, Variant, library_path
 
 #: What `quire_abi` of decoder.cpp must return for the structs below.
-ABI = 14
+ABI = 15
 
 _Pointer = ctypes.c_void_p
 _Integer = ctypes.c_int64

@@ -22,7 +22,7 @@
 namespace quire {
 
 // Registers of adjacent columns in a unit. Three times as many are in use: changes and two sums.
-constexpr int WIDE = REGISTERS / 4, NARROW = WIDE / 2;
+constexpr int WIDE = REGISTERS / 4;
 
 // What the keys of one head's state are multiplied with for one token: `key_dim` numbers each.
 struct TokenFactors {
@@ -174,29 +174,32 @@ void recur_columns(const QuireRows& rows, const QuireRecurrence& of, int64_t row
   }
 }
 
-// The units of a head: wide ones, then at most one narrow one, then single registers.
+// The units of a head: wide ones, then at most one of each half as many registers, then a part of a
+// register.
 struct HeadUnits {
-  int64_t value_dim, num_wide, num_narrow, num_single;
+  int64_t value_dim;
 
-  explicit HeadUnits(int64_t value_dim) : value_dim(value_dim) {
-    constexpr int64_t wide = WIDE * PART_LANES, narrow = NARROW * PART_LANES;
-    num_wide = value_dim / wide;
-    num_narrow = value_dim % wide / narrow;
-    num_single = (value_dim % narrow + PART_LANES - 1) / PART_LANES;
+  int64_t count() const {
+    int64_t units = 0, left = value_dim;
+    for (int64_t width = WIDE * PART_LANES; width >= PART_LANES; width /= 2) {
+      units += left / width;
+      left %= width;
+    }
+    return units + (left > 0 ? 1 : 0);
   }
-  int64_t count() const { return num_wide + num_narrow + num_single; }
 
-  // Calls body(first column, columns) for one unit.
-  template <class Body>
-  void visit(int64_t unit, const Body& body) const {
-    if (unit < num_wide) return body(unit * WIDE * PART_LANES, Columns<WIDE, true>{0});
-    int64_t column = num_wide * WIDE * PART_LANES;
-    unit -= num_wide;
-    if (unit < num_narrow) return body(column, Columns<NARROW, true>{0});
-    column += num_narrow * NARROW * PART_LANES + (unit - num_narrow) * PART_LANES;
-    const int64_t left = value_dim - column;
-    if (left >= PART_LANES) return body(column, Columns<1, true>{0});
-    body(column, Columns<1, false>{left});
+  // Calls body(first column, columns) for one unit, which begins at `column` or later.
+  template <int SIZE = WIDE, class Body>
+  void visit(int64_t unit, const Body& body, int64_t column = 0) const {
+    constexpr int64_t width = SIZE * PART_LANES;
+    const int64_t count = (value_dim - column) / width;
+    if (unit < count) return body(column + unit * width, Columns<SIZE, true>{0});
+    unit -= count;
+    column += count * width;
+    if constexpr (SIZE > 1)
+      visit<SIZE / 2>(unit, body, column);
+    else
+      body(column, Columns<1, false>{value_dim - column});
   }
 };
 
@@ -205,7 +208,7 @@ struct HeadUnits {
 inline void recur(const QuireRows& rows, const QuireRecurrence& of, Team& team, int member,
                   float* scratch) {
   const RecurrenceScratch memory(scratch, of.key_dim);
-  const HeadUnits units(of.value_dim);
+  const HeadUnits units{of.value_dim};
   const int64_t total = rows.num_rows * of.num_heads * units.count();
   for (int64_t i = member; i < total; i = team.take()) {
     const int64_t row = i / units.count() / of.num_heads, head = i / units.count() % of.num_heads;

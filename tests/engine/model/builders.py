@@ -134,8 +134,8 @@ def save_model(
         # much of the weight in some.
         if name.endswith(".sinks"):
             torch.nn.init.normal_(parameter, mean=1.0, std=2.0)
-        # Most delta nets of transformers' random rates would forget a state within a token.
-        elif name.endswith(".linear_attn.A_log"):
+        # Most heads of transformers' first rates would forget a state within a token.
+        elif name.endswith(".A_log") and parameter.dim() == 1:
             torch.nn.init.uniform_(parameter, -5.0, 0.0)
     model.save_pretrained(folder)
     return folder

@@ -36,6 +36,14 @@ _YARN = {
     "original_max_position_embeddings": 32,
 }
 
+_GRANITE_4 = {
+    "num_local_experts": 0,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.5,
+    "attention_multiplier": 0.25,
+    "logits_scaling": 2.0,
+}
+
 #: One per family, and one per option that a family may have.
 FAMILIES: dict[str, PreTrainedConfig] = {
     "llama": transformers.LlamaConfig(**_GROUPED),
@@ -156,6 +164,41 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     ),
     "qwen3.5, attention only": transformers.Qwen3_5TextConfig(
         **_GROUPED, head_dim=16, layer_types=["full_attention"] * 2
+    ),
+    # State spaces, of which the second and the last layer have none, and no rotation.
+    "granite 4": transformers.GraniteMoeHybridConfig(
+        **(_GROUPED | {"num_hidden_layers": 4}),
+        **_GRANITE_4,
+        shared_intermediate_size=96,
+        mamba_n_heads=4,
+        mamba_d_state=16,
+        layer_types=["linear_attention", "full_attention", "linear_attention", "full_attention"],
+    ),
+    # Nothing is a multiple of a strip: eight heads of 18 in two groups, which are normed apart.
+    "granite 4, groups and odd sizes": transformers.GraniteMoeHybridConfig(
+        **(_GROUPED | {"hidden_size": 72, "num_hidden_layers": 3}),
+        **_GRANITE_4,
+        shared_intermediate_size=50,
+        attention_bias=True,
+        position_embedding_type="rope",
+        mamba_n_heads=8,
+        mamba_n_groups=2,
+        mamba_d_state=9,
+        mamba_d_conv=3,
+        mamba_proj_bias=True,
+        layer_types=["full_attention", "linear_attention", "linear_attention"],
+    ),
+    # Experts, and an MLP beside them.
+    "granite 4, experts": transformers.GraniteMoeHybridConfig(
+        **(_GROUPED | {"num_hidden_layers": 3, "intermediate_size": 24}),
+        **(_GRANITE_4 | {"num_local_experts": 5, "num_experts_per_tok": 2}),
+        shared_intermediate_size=40,
+        mamba_n_heads=4,
+        mamba_d_state=16,
+        layer_types=["linear_attention", "full_attention", "linear_attention"],
+    ),
+    "granite 4, attention only": transformers.GraniteMoeHybridConfig(
+        **_GROUPED, **_GRANITE_4, shared_intermediate_size=32, layer_types=["full_attention"] * 2
     ),
     "gemma": transformers.GemmaConfig(**_GROUPED, head_dim=16),
     # Scores and logits capped where they would often go further, and a window in every other layer.

@@ -16,9 +16,10 @@ from tests.engine.model.decoders import forms_of, run_steps
 SEEDS = (
     *(0, 1, 2, 6, 7, 11, 12, 14, 15, 16, 19, 20, 23, 25, 28, 29, 31, 33, 34, 35),
     *(38, 41, 42, 43, 44, 155, 193, 200, 201, 202, 203, 300, 301, 302, 303),
+    *(400, 401, 402, 403, 404),
 )
-#: From these seeds on, models of `GEMMAS`, `MIXTURES`, `HYBRIDS` and `DELTA_NETS` are drawn.
-FIRST_GEMMA, FIRST_MIXTURE, FIRST_HYBRID, FIRST_DELTA_NET = 24, 36, 200, 300
+#: From these seeds on, models of `GEMMAS`, `MIXTURES` and so on are drawn.
+FIRST_GEMMA, FIRST_MIXTURE, FIRST_HYBRID, FIRST_DELTA_NET, FIRST_STATE_SPACE = 24, 36, 200, 300, 400
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM3", "Phi3", "Granite", "Olmo2")
 #: Caps, norms around blocks, and layers with different rotary embeddings.
 GEMMAS = ("Gemma", "Gemma2", "Gemma3Text")
@@ -26,6 +27,7 @@ MIXTURES = ("Mixtral", "Qwen3Moe", "GptOss")
 #: Convolutions beside attention.
 HYBRIDS = ("Lfm2",)
 DELTA_NETS = ("Qwen3_5Text",)
+STATE_SPACES = ("GraniteMoeHybrid",)
 ROTARY = (
     {"rope_type": "default"},
     {"rope_type": "linear", "factor": 2.0},
@@ -57,7 +59,9 @@ def families_of(seed: int) -> Sequence[str]:
         return GEMMAS
     if seed < FIRST_HYBRID:
         return MIXTURES
-    return HYBRIDS if seed < FIRST_DELTA_NET else DELTA_NETS
+    if seed < FIRST_DELTA_NET:
+        return HYBRIDS
+    return DELTA_NETS if seed < FIRST_STATE_SPACE else STATE_SPACES
 
 
 def drawn_config(draw: random.Random, families: Sequence[str]) -> PreTrainedConfig:
@@ -96,19 +100,26 @@ def drawn_config(draw: random.Random, families: Sequence[str]) -> PreTrainedConf
         options["use_sliding_window"] = True
         options["sliding_window"] = draw.choice((1, 3, 17, 260))
         options["max_window_layers"] = draw.randint(0, num_layers)
-    if family == "Granite":
+    if family in {"Granite", *STATE_SPACES}:
         options |= {"embedding_multiplier": 3.0, "attention_multiplier": 0.1}
         options |= {"residual_multiplier": 0.3, "logits_scaling": 4.0}
-    if family in GEMMAS:
-        options |= gemma_options(draw, family, num_layers)
-    if family in HYBRIDS:
-        options |= hybrid_options(draw, options)
-    if family in DELTA_NETS:
-        options |= delta_net_options(draw, num_layers)
-    if family in MIXTURES:
-        options |= mixture_options(draw, family, num_layers)
+    options |= own_options(draw, family, options)
     config: PreTrainedConfig = getattr(transformers, f"{family}Config")(**options)
     return config
+
+
+def own_options(draw: random.Random, family: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Those of a family's kind."""
+    num_layers = options["num_hidden_layers"]
+    if family in GEMMAS:
+        return gemma_options(draw, family, num_layers)
+    if family in HYBRIDS:
+        return hybrid_options(draw, options)
+    if family in DELTA_NETS:
+        return delta_net_options(draw, num_layers)
+    if family in STATE_SPACES:
+        return state_space_options(draw, options)
+    return mixture_options(draw, family, num_layers) if family in MIXTURES else {}
 
 
 def gemma_options(draw: random.Random, family: str, num_layers: int) -> dict[str, Any]:
@@ -181,6 +192,28 @@ def delta_net_options(draw: random.Random, num_layers: int) -> dict[str, Any]:
         "linear_num_value_heads": key_heads * draw.choice((1, 2, 3)),
         "linear_key_head_dim": draw.choice((3, 16, 40)),
         "linear_value_head_dim": 2 * draw.randint(1, 80),
+    }
+
+
+def state_space_options(draw: random.Random, options: dict[str, Any]) -> dict[str, Any]:
+    num_layers, hidden_size = options["num_hidden_layers"], options["hidden_size"]
+    kinds = [draw.choice(("linear_attention", "full_attention")) for _ in range(num_layers)]
+    kinds[draw.randrange(num_layers)] = "full_attention"
+    expand = draw.choice((1, 2, 3))
+    heads = [n for n in range(1, 25) if expand * hidden_size % n == 0]
+    num_heads = draw.choice(heads)
+    return {
+        "layer_types": kinds,
+        "position_embedding_type": draw.choice((None, "rope")),
+        "num_local_experts": 0,
+        "shared_intermediate_size": 2 * draw.randint(1, 90),
+        "mamba_expand": expand,
+        "mamba_n_heads": num_heads,
+        "mamba_n_groups": draw.choice([n for n in range(1, 4) if num_heads % n == 0]),
+        "mamba_d_state": draw.choice((3, 16, 40)),
+        "mamba_d_conv": draw.choice((2, 4, 5)),
+        "mamba_conv_bias": draw.random() < 0.5,
+        "mamba_proj_bias": draw.random() < 0.5,
     }
 
 

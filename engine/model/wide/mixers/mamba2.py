@@ -10,15 +10,43 @@ both: a token must not depend on whether it is computed again. They matter where
 and a step size is outside.
 """
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import torch
 
 from engine.model.device.state_pool import StateShapes
-from engine.model.kernels.recurrent import MatrixInputs
+from engine.model.kernels.recurrent import Convolution, MatrixInputs
 from engine.model.wide.mixers.constants import as_float, convolution_of, once
 from engine.model.wide.mixers.functions import silu, softplus
 from engine.model.wide.mixers.layer_state import LayerState
+
+
+class StateSpace(NamedTuple):
+    """The weights of a recurrence in float32.
+
+    Args:
+        convolution: of the values x, then b and c of each group.
+        rate: A, negative, [heads].
+        bias: of a step size before softplus, [heads].
+        skip: D, [heads].
+    """
+
+    convolution: Convolution
+    rate: torch.Tensor
+    bias: torch.Tensor
+    skip: torch.Tensor
+
+    @classmethod
+    def of(
+        cls,
+        convolution: Convolution,
+        log_rate: torch.Tensor,
+        bias: torch.Tensor,
+        skip: torch.Tensor,
+    ) -> "StateSpace":
+        """From a module's `A_log`, `dt_bias` and `D` of any type."""
+        return cls(convolution, -as_float(log_rate).exp(), as_float(bias), as_float(skip))
 
 
 class Mamba2:
@@ -37,29 +65,60 @@ class Mamba2:
 
     def step(self, module: Any, hidden: torch.Tensor, state: LayerState) -> torch.Tensor:
         gate, inputs, sizes = _project(module, hidden)
-        mixed = state.convolve(
-            0, inputs, convolution_of(module.conv1d), activated_by=module.activation
+        outputs = scan(
+            inputs,
+            sizes,
+            once(module, _state_space),
+            state,
+            num_groups=module.n_groups,
+            state_size=module.ssm_state_size,
+            activated_by=module.activation,
+            limits=module.time_step_limit,
         )
-        width = module.n_groups * module.ssm_state_size
-        values, into, out_of = torch.split(mixed, [module.intermediate_size, width, width], dim=-1)
-        negative_rate, skip = once(module, _weights)
-        size = softplus((sizes + module.dt_bias.to(sizes.dtype)).float())
-        size = size.clamp(*module.time_step_limit)
-        groups = (len(hidden), module.n_groups, module.ssm_state_size)
-        outputs = state.recur(
-            1,
-            MatrixInputs(
-                out_of.view(groups),
-                into.view(groups),
-                values.view(len(hidden), module.num_heads, -1),
-                torch.exp(size * negative_rate)[..., None],
-                size,
-                skip,
-            ),
-        )
-        gated = _gated(module, outputs.flatten(1).to(hidden.dtype), gate)
-        mixed_again: torch.Tensor = module.out_proj(gated.to(hidden.dtype))
+        mixed_again: torch.Tensor = module.out_proj(_gated(module, outputs, gate).to(hidden.dtype))
         return mixed_again
+
+
+def scan(
+    inputs: torch.Tensor,
+    sizes: torch.Tensor,
+    weights: StateSpace,
+    state: LayerState,
+    *,
+    num_groups: int,
+    state_size: int,
+    activated_by: str = "silu",
+    limits: tuple[float, float] = (0.0, math.inf),
+) -> torch.Tensor:
+    """The outputs before their norm, [tokens, heads * head_dim], rounded as `inputs`.
+
+    Args:
+        inputs: of the convolution, [tokens, channels].
+        sizes: of the steps, before their bias and softplus, [tokens, heads].
+        weights: of the layer.
+        state: of the layer.
+        num_groups: the vectors b, and c, of a token.
+        state_size: of a vector.
+        activated_by: the name of the activation after the convolution.
+        limits: of a step size, from below and above.
+    """
+    mixed = state.convolve(0, inputs, weights.convolution, activated_by=activated_by)
+    num_heads, width = sizes.shape[1], num_groups * state_size
+    values, into, out_of = torch.split(mixed, [mixed.shape[1] - 2 * width, width, width], dim=-1)
+    groups = (len(mixed), num_groups, state_size)
+    size = softplus((sizes + weights.bias.to(sizes.dtype)).float()).clamp(*limits)
+    outputs = state.recur(
+        1,
+        MatrixInputs(
+            out_of.view(groups),
+            into.view(groups),
+            values.view(len(mixed), num_heads, -1),
+            torch.exp(size * weights.rate)[..., None],
+            size,
+            weights.skip,
+        ),
+    )
+    return outputs.flatten(1).to(inputs.dtype)
 
 
 def _project(module: Any, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -81,6 +140,5 @@ def _gated(module: Any, outputs: torch.Tensor, gate: torch.Tensor) -> torch.Tens
     return outputs * silu(gate.float())
 
 
-def _weights(module: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """A and D, [heads] each."""
-    return -as_float(module.A_log).exp(), as_float(module.D)
+def _state_space(module: Any) -> StateSpace:
+    return StateSpace.of(convolution_of(module.conv1d), module.A_log, module.dt_bias, module.D)

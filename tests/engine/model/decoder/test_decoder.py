@@ -214,7 +214,7 @@ def test_a_form_that_is_wrong_for_a_single_token_is_left_out(dtype, tmp_path, mo
     assert "in the worst token" in caplog.text
 
 
-@pytest.mark.parametrize("family", ["lfm2", "qwen3.5"])
+@pytest.mark.parametrize("family", ["lfm2", "qwen3.5", "granite 4"])
 def test_a_form_that_begins_a_chunk_without_its_state_is_left_out(
     family, tmp_path, monkeypatch, caplog
 ):

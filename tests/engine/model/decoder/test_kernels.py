@@ -82,6 +82,21 @@ LONG_QWEN = transformers.Qwen3_5TextConfig(
     linear_value_head_dim=150,
     layer_types=["linear_attention", "full_attention", "linear_attention"],
 )
+#: Heads of whole registers, of a part of one, and groups; the first and the last layer have states.
+LONG_GRANITE_4 = transformers.GraniteMoeHybridConfig(
+    **(
+        _GROUPED
+        | {"max_position_embeddings": 1024, "num_hidden_layers": 3}
+        | {"hidden_size": 72, "num_attention_heads": 6}
+    ),
+    num_local_experts=0,
+    shared_intermediate_size=50,
+    attention_multiplier=0.25,
+    mamba_n_heads=4,
+    mamba_n_groups=2,
+    mamba_d_state=20,
+    layer_types=["linear_attention", "full_attention", "linear_attention"],
+)
 LONG_CONFIGS = {
     "full": LONG_LLAMA,
     "window": LONG_MISTRAL,
@@ -91,6 +106,7 @@ LONG_CONFIGS = {
     "adapters": LONG_LLAMA,
     "convolutions": LONG_LFM2,
     "delta nets": LONG_QWEN,
+    "state spaces": LONG_GRANITE_4,
 }
 
 

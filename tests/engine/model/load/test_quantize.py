@@ -43,7 +43,13 @@ def test_each_value_is_within_half_a_step_of_its_own(kind):
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("llama, tied", "int8"), ("qwen2", "int4"), ("lfm2", "int8"), ("qwen3.5", "int8")],
+    [
+        ("llama, tied", "int8"),
+        ("qwen2", "int4"),
+        ("lfm2", "int8"),
+        ("qwen3.5", "int8"),
+        ("granite 4", "int8"),
+    ],
 )
 def test_the_tokens_are_those_of_the_dequantized_model(name, kind, tmp_path):
     folder = save_model(FAMILIES[name], tmp_path / "m")

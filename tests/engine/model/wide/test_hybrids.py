@@ -68,9 +68,11 @@ def test_older_checkpoints_call_these_layers_attention_and_mamba(kind, layers, t
 
 CONVOLUTIONS = [name for name in FAMILIES if name.startswith("lfm2")]
 DELTA_NETS = [name for name in FAMILIES if name.startswith("qwen3.5") and "only" not in name]
+STATE_SPACES = [name for name in FAMILIES if name.startswith("granite 4") and "only" not in name]
+KINDS = [CONVOLUTIONS[0], DELTA_NETS[0], STATE_SPACES[0]]
 
 
-@pytest.mark.parametrize("name", CONVOLUTIONS + DELTA_NETS)
+@pytest.mark.parametrize("name", CONVOLUTIONS + DELTA_NETS + STATE_SPACES)
 def test_the_fast_path_has_the_tokens_of_transformers_preempted_and_resumed(name, tmp_path):
     folder = save_model(FAMILIES[name], tmp_path)
     runner, expected = make_runner(folder, model_path="fast"), Oracle(folder).alone()
@@ -105,7 +107,7 @@ def test_default_snapshots_leave_the_memory_of_a_pool_whose_size_is_set(
     assert runner.config_facts.states.num_snapshots == 3
 
 
-@pytest.mark.parametrize("name", [CONVOLUTIONS[0], DELTA_NETS[0]])
+@pytest.mark.parametrize("name", KINDS)
 def test_on_the_fast_path_every_bit_is_the_same_in_any_company(name, tmp_path):
     folder = save_model(FAMILIES[name], tmp_path)
     runner = make_runner(folder, deterministic=True, max_num_batched_tokens=48)
@@ -113,7 +115,7 @@ def test_on_the_fast_path_every_bit_is_the_same_in_any_company(name, tmp_path):
     assert generate(runner, requests_of()).tokens == Oracle(folder).alone()
 
 
-@pytest.mark.parametrize("name", [CONVOLUTIONS[0], DELTA_NETS[0]])
+@pytest.mark.parametrize("name", KINDS)
 def test_the_fast_path_reads_only_states_that_a_step_has_written(name, tmp_path, monkeypatch):
     """Where the argmax is computed in the step, and where tokens are drawn from logits."""
     runner = make_runner(save_model(FAMILIES[name], tmp_path), model_path="fast")
