@@ -1,11 +1,11 @@
 """How the kernels are built: which variant, for which caches, where it is kept, what may fail."""
 
 import fcntl
+import multiprocessing
 import os
 import re
 import stat
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -109,34 +109,33 @@ def test_a_library_is_compiled_once_and_kept_where_only_its_owner_writes(
     assert stat.S_IMODE(cache.stat().st_mode) == 0o700
 
 
-COMPILE = """
-import sys
-from pathlib import Path
-from engine.model.kernels import build
-build.SOURCES = Path(sys.argv[1])
-print(build.library_path(build.VARIANTS[-1]))
-"""
-
-
-def test_processes_that_start_at_once_compile_once(small_source, tmp_path):
+def test_processes_that_start_at_once_compile_once(small_source, tmp_path, monkeypatch):
     """Each worker of a machine needs the same library, and a compilation takes ten seconds."""
     compiler, calls = tmp_path / "counting", tmp_path / "calls"
     (tmp_path / "kernels").mkdir(mode=0o700)
     compiler.write_text(f'#!/bin/sh\n[ $1 = --version ] || echo >> {calls}\nexec g++ "$@"\n')
     compiler.chmod(0o755)
-    environ = os.environ | {
-        "CXX": str(compiler),
-        "QUIRE_KERNEL_CACHE": str(tmp_path / "kernels"),
-    }
-    command = [sys.executable, "-c", COMPILE, str(build.SOURCES)]
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("QUIRE_KERNEL_CACHE", str(tmp_path / "kernels"))
+    forked = multiprocessing.get_context("fork")
+    paths = forked.SimpleQueue()
     handle = os.open(tmp_path / "kernels", os.O_RDONLY)
     # Until both are at it, nobody may compile.
     fcntl.flock(handle, fcntl.LOCK_EX)
-    both = [subprocess.Popen(command, env=environ, stdout=subprocess.PIPE) for _ in range(2)]
+
+    def compile_one() -> None:
+        os.close(handle)  # A lock lasts until no process has its handle.
+        paths.put(library_path(VARIANTS[-1]))
+
+    both = [forked.Process(target=compile_one, daemon=True) for _ in range(2)]
+    for process in both:
+        process.start()
     eventually(lambda: all(waits_for_a_lock(process.pid) for process in both), seconds=60)
     os.close(handle)
-    first, second = (process.communicate()[0] for process in both)
-    assert first == second != b""
+    for process in both:
+        process.join(60)
+        assert process.exitcode == 0
+    assert paths.get() == paths.get()
     assert calls.read_text() == "\n"
 
 
