@@ -3,7 +3,7 @@
 import transformers
 from transformers import PreTrainedConfig
 
-from tests.engine.model.builders import _GROUPED, CONFIGS
+from tests.engine.model.builders import _GROUPED, CONFIGS, VOCAB_SIZE
 
 _TOWER = {
     "hidden_size": 32,
@@ -36,7 +36,10 @@ WRAPPERS: dict[str, PreTrainedConfig] = {
         vision_config=_SIGLIP, text_config=_COHERE2, image_token_index=10
     ),
     "cohere2_vision": transformers.Cohere2VisionConfig(
-        vision_config=_SIGLIP, text_config=_COHERE2, image_token_id=10
+        vision_config=_SIGLIP,
+        text_config=_COHERE2,
+        image_token_id=10,
+        alignment_intermediate_size=64,
     ),
     "gemma3": transformers.Gemma3Config(
         vision_config=_SIGLIP,
@@ -88,7 +91,13 @@ WRAPPERS: dict[str, PreTrainedConfig] = {
         text_config=_MISTRAL,
         image_token_index=10,
     ),
-    "ovis2": transformers.Ovis2Config(vision_config=_TOWER, text_config=_QWEN2, image_token_id=10),
+    "ovis2": transformers.Ovis2Config(
+        vision_config=_TOWER | {"vocab_size": 64},
+        text_config=_QWEN2,
+        image_token_id=10,
+        hidden_size=64,
+        vocab_size=VOCAB_SIZE,
+    ),
     "qwen2_5_vl": transformers.Qwen2_5_VLConfig(
         text_config=_QWEN,
         vision_config=_QWEN_TOWER | {"out_hidden_size": 64},
