@@ -1,6 +1,7 @@
 """Models with a recurrent state: the tokens of transformers, however a request is computed."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -98,18 +99,24 @@ CONFIGS = {
 
 @pytest.fixture(scope="module")
 def folder_of(tmp_path_factory):
+    @cache
     def folder(kind: str):
         return save_model(CONFIGS[kind], tmp_path_factory.mktemp(kind))
 
     return folder
 
 
+@pytest.fixture(scope="module")
+def expected_of(folder_of):
+    return cache(lambda kind: Oracle(folder_of(kind)).alone())
+
+
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_alone_chunked_preempted_resumed_and_batched_the_tokens_are_those_of_generate(
-    kind, folder_of
+    kind, folder_of, expected_of
 ):
-    folder = folder_of(kind)
-    runner, expected = make_runner(folder, model_path="wide"), Oracle(folder).alone()
+    folder, expected = folder_of(kind), expected_of(kind)
+    runner = make_runner(folder, model_path="wide")
     assert runner.config_facts.states.num_slots == 8
     assert bytes_of_state(folder) == runner.kv_pool.states.bytes_per_state > 0
     assert generate(runner, requests_of()).tokens == expected
@@ -117,15 +124,14 @@ def test_alone_chunked_preempted_resumed_and_batched_the_tokens_are_those_of_gen
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_behind_a_cached_prefix_the_tokens_are_those_of_generate(kind, folder_of):
+def test_behind_a_cached_prefix_the_tokens_are_those_of_generate(kind, folder_of, expected_of):
     """In chunks, and preempted in both ways."""
-    folder = folder_of(kind)
     expected = {
         name: (prompt, tokens)
-        for prompt, (name, tokens) in zip(PROMPTS, Oracle(folder).alone().items(), strict=True)
+        for prompt, (name, tokens) in zip(PROMPTS, expected_of(kind).items(), strict=True)
     }
     rest = {name: list(tokens[5:]) for name, (_, tokens) in expected.items()}
-    runner = make_runner(folder, num_state_snapshots=ENOUGH_SNAPSHOTS)
+    runner = make_runner(folder_of(kind), num_state_snapshots=ENOUGH_SNAPSHOTS)
     chunks = {"max_num_batched_tokens": 7, "state_snapshot_blocks": 2}
     assert generate_behind_prefixes(runner, expected, **chunks).tokens == rest
     for mode in ("recompute", "swap"):
@@ -135,11 +141,10 @@ def test_behind_a_cached_prefix_the_tokens_are_those_of_generate(kind, folder_of
         assert found.tokens == rest
 
 
-def test_a_snapshot_of_another_prompt_is_noticed(folder_of, monkeypatch):
-    folder = folder_of("gated delta net")
-    tokens = Oracle(folder).alone()
+def test_a_snapshot_of_another_prompt_is_noticed(folder_of, expected_of, monkeypatch):
+    tokens = expected_of("gated delta net")
     expected = dict(zip("0123", zip(PROMPTS, tokens.values(), strict=True), strict=True))
-    runner = make_runner(folder, num_state_snapshots=ENOUGH_SNAPSHOTS)
+    runner = make_runner(folder_of("gated delta net"), num_state_snapshots=ENOUGH_SNAPSHOTS)
     rest = {name: list(tokens[5:]) for name, (_, tokens) in expected.items()}
     assert generate_behind_prefixes(runner, expected).tokens == rest
 
@@ -151,11 +156,11 @@ def test_a_snapshot_of_another_prompt_is_noticed(folder_of, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_deterministic_compares_every_bit_of_such_a_model(kind, folder_of):
-    folder = folder_of(kind)
-    runner = make_runner(folder, model_path="wide", deterministic=True, max_num_batched_tokens=48)
-    expected = Oracle(folder).alone()
-    assert generate(runner, requests_of(), max_num_batched_tokens=7).tokens == expected
+def test_deterministic_compares_every_bit_of_such_a_model(kind, folder_of, expected_of):
+    options = {"deterministic": True, "max_num_batched_tokens": 48}
+    runner = make_runner(folder_of(kind), model_path="wide", **options)
+    found = generate(runner, requests_of(), max_num_batched_tokens=7)
+    assert found.tokens == expected_of(kind)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +178,9 @@ def without_kernels(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["lfm2", "mamba2", "gated delta net", "kimi delta attention"])
-def test_torch_takes_the_place_of_kernels_and_the_fingerprint_says_so(kind, folder_of, monkeypatch):
+def test_torch_takes_the_place_of_kernels_and_the_fingerprint_says_so(
+    kind, folder_of, expected_of, monkeypatch
+):
     folder = folder_of(kind)
     compiled = make_runner(folder, model_path="wide")
     kernels = compiled.model.kernels
@@ -181,7 +188,7 @@ def test_torch_takes_the_place_of_kernels_and_the_fingerprint_says_so(kind, fold
     without_kernels(monkeypatch)
     runner = make_runner(folder, model_path="wide")
     assert runner.model.name == "transformers"
-    check_generated(runner, Oracle(folder).alone())
+    check_generated(runner, expected_of(kind))
     fingerprints = [one.config_facts.fingerprint for one in (compiled, runner)]
     for part in (kernels.name, kernels.build):
         assert part in fingerprints[0] and part not in fingerprints[1]
@@ -192,13 +199,14 @@ def test_a_model_without_kernels_of_its_kind_does_not_name_them(kind, folder_of)
     assert make_runner(folder_of(kind)).model.name == "transformers"
 
 
-def test_kernels_with_other_logits_than_the_module_are_not_used(folder_of, monkeypatch, caplog):
+def test_kernels_with_other_logits_than_the_module_are_not_used(
+    folder_of, expected_of, monkeypatch, caplog
+):
     recur = RecurrentKernels.recur
     monkeypatch.setattr(RecurrentKernels, "recur", lambda *given: -recur(*given))
-    folder = folder_of("gated delta net")
-    runner = make_runner(folder, model_path="wide")
+    runner = make_runner(folder_of("gated delta net"), model_path="wide")
     assert runner.model.name == "transformers" and "is not used" in caplog.text
-    assert generate(runner, requests_of()).tokens == Oracle(folder).alone()
+    assert generate(runner, requests_of()).tokens == expected_of("gated delta net")
 
 
 class Forgetful:
