@@ -9,16 +9,15 @@ from tests.engine.model.pooling.vector_models import save_vector_model
 from tests.service.builders import Queue, eventually
 from tests.service.processes import WorkerProcess
 
-sentence_transformers = pytest.importorskip(
-    "sentence_transformers", reason="sentence-transformers is not installed (extra `bench`)"
-)
-
 TEXTS = [" ".join(f"w{(7 * n + 3 * k) % 200}" for k in range(1 + 5 * n % 48)) for n in range(24)]
 PROMPTS = {"prompts": {"query": "w1 w2 ", "document": ""}, "default_prompt_name": "document"}
 
 
 @pytest.mark.parametrize("name", ["bert", "qwen3"])
 def test_vectors_equal_those_of_sentence_transformers_after_a_kill(name, queue: Queue, tmp_path):
+    sentence_transformers = pytest.importorskip(
+        "sentence_transformers", reason="sentence-transformers is not installed (extra `bench`)"
+    )
     folder = save_vector_model(name, tmp_path / "model", **PROMPTS)
     own = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
     wanted = torch.from_numpy(own.encode(TEXTS))
