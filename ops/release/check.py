@@ -91,7 +91,8 @@ def changelog_faults(text: str, version: str) -> list[str]:
 def package_files() -> set[str]:
     """The files of this checkout that are installed, as paths from its root."""
     files = (path for name in PACKAGES for path in (ROOT / name).rglob("*") if path.is_file())
-    return {str(path.relative_to(ROOT)) for path in files if path.suffix != ".pyc"}
+    # Beside a compiled file, a Python that writes one has another for a moment.
+    return {str(path.relative_to(ROOT)) for path in files if path.parent.name != "__pycache__"}
 
 
 def in_wheel(name: str) -> str:
