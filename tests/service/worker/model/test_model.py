@@ -18,6 +18,8 @@ from service.worker.model.text import ModelTokenizer
 from service.worker.settings.config import EMBEDDED_MODEL
 from tests.service.builders import eventually, make_settings
 
+pytestmark = pytest.mark.usefixtures("frozen_again")
+
 #: A queue that no test here asks for.
 NOWHERE = ("redis://nowhere", "queue")
 #: Pieces of memory that are too small to be mapped one by one.
@@ -32,24 +34,15 @@ def anonymous_bytes() -> int:
 @pytest.fixture(scope="module")
 def served():
     """The embedded model with blocks on the host, of which no test changes anything."""
-    yield load_model(make_settings(*NOWHERE, num_blocks=16, num_host_blocks=5, device="cpu"))
-    gc.unfreeze()
+    return load_model(make_settings(*NOWHERE, num_blocks=16, num_host_blocks=5, device="cpu"))
 
 
-@pytest.fixture
-def unfrozen():
-    yield
-    gc.unfreeze()
-
-
-@pytest.mark.usefixtures("unfrozen")
 def test_what_was_loaded_is_never_looked_through_for_garbage_again():
     served = load_model(make_settings(*NOWHERE, num_blocks=16))
     assert served.tokenizer.encode_prompt("1+2=")
     assert gc.get_freeze_count() > 10 * len(gc.get_objects())
 
 
-@pytest.mark.usefixtures("unfrozen")
 def test_what_a_load_has_freed_is_given_back_to_the_system(monkeypatch):
     """The library keeps freed memory for itself, below memory that is in use."""
     kept = []
@@ -74,7 +67,6 @@ def test_what_a_load_has_freed_is_given_back_to_the_system(monkeypatch):
         assert grown_by() > NUM_PIECES * PIECE_BYTES / 2
 
 
-@pytest.mark.usefixtures("unfrozen")
 def test_the_log_says_what_is_loaded_and_how_many_tensors_are_read(monkeypatch):
     """The library's own description of its bar is what finds the tensors."""
     followed = []
@@ -106,7 +98,6 @@ def test_a_long_load_says_how_far_it_is_until_it_is_over():
     assert transformers_logging.set_tqdm_hook(None) is None
 
 
-@pytest.mark.usefixtures("unfrozen")
 def test_it_is_said_where_requests_are_shorter_than_somebody_may_believe():
     settings = make_settings(*NOWHERE, num_blocks=2, max_model_len=100_000)
     with capture_logs() as said:
@@ -121,7 +112,6 @@ def test_it_is_said_where_requests_are_shorter_than_somebody_may_believe():
     assert not [line for line in said if line["log_level"] == "warning"]
 
 
-@pytest.mark.usefixtures("unfrozen")
 def test_the_engine_plans_steps_as_large_as_the_runner_computes(served):
     config = served.engine.config
     assert (config.max_num_seqs, config.max_num_batched_tokens) == (64, 256)

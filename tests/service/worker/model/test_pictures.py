@@ -16,6 +16,8 @@ from tests.service.picture_models import MODELS, library_processor, tokenizer
 
 Image = pytest.importorskip("PIL.Image", reason="needs Pillow, of the extra pictures")
 
+pytestmark = pytest.mark.usefixtures("frozen_again")
+
 #: Wider than high, of one tile, and higher than wide.
 SIZES = ((40, 70), (16, 16), (100, 30))
 PICTURE = {"type": "image", "sha256": "00"}
@@ -272,11 +274,8 @@ def test_pixels_are_counted_until_their_request_has_ended(folder_of, monkeypatch
 
 def test_a_worker_reads_pictures_only_if_that_is_set(folder_of):
     fields = {"device": "cpu", "num_blocks": 16, "model": str(folder_of("smolvlm"))}
-    try:
-        text = load_model(make_settings("redis://nowhere", "queue", **fields))
-        seeing = load_model(make_settings("redis://nowhere", "queue", **fields, pictures=True))
-    finally:
-        gc.unfreeze()
+    text = load_model(make_settings("redis://nowhere", "queue", **fields))
+    seeing = load_model(make_settings("redis://nowhere", "queue", **fields, pictures=True))
     assert text.pictures is None and not text.engine.config.reads_pictures
     assert seeing.pictures is not None and seeing.engine.config.reads_pictures
     assert text.fingerprint != seeing.fingerprint
@@ -285,14 +284,9 @@ def test_a_worker_reads_pictures_only_if_that_is_set(folder_of):
 @pytest.mark.parametrize(("given", "most"), [(None, CPU_PICTURE_PIXELS), (70_000, 70_000)])
 def test_a_worker_on_a_cpu_limits_pictures_unless_its_setting_says_how(given, most, folder_of):
     fields = {"device": "cpu", "num_blocks": 16, "model": str(folder_of("llava_onevision"))}
-    try:
-        served = load_model(
-            make_settings(
-                "redis://nowhere", "queue", **fields, pictures=True, max_picture_pixels=given
-            )
-        )
-    finally:
-        gc.unfreeze()
+    served = load_model(
+        make_settings("redis://nowhere", "queue", **fields, pictures=True, max_picture_pixels=given)
+    )
     assert served.pictures is not None and served.pictures.max_pixels == most
     assert served.fingerprint.endswith(f"-{most}px")
 

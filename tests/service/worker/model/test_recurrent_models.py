@@ -1,6 +1,5 @@
 """A worker's model with a recurrent state: what is switched off, its snapshots, and its tokens."""
 
-import gc
 import shutil
 from pathlib import Path
 
@@ -12,6 +11,8 @@ from engine.sampling_params import SamplingParams
 from service.worker.model.served import ServedModel, load_model
 from service.worker.settings.config import EMBEDDED_MODEL
 from tests.service.builders import make_settings
+
+pytestmark = pytest.mark.usefixtures("frozen_again")
 
 #: Files of the tokenizer, which the model borrows.
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
@@ -42,9 +43,7 @@ def folder(tmp_path_factory) -> Path:
 
 def load(folder: Path, **overrides) -> ServedModel:
     settings = {"model": str(folder), "device": "cpu", "max_num_seqs": 4}
-    served = load_model(make_settings("redis://nowhere", "queue", **(settings | overrides)))
-    gc.unfreeze()
-    return served
+    return load_model(make_settings("redis://nowhere", "queue", **(settings | overrides)))
 
 
 def tokens(served: ServedModel, *, published: list[int]) -> list[int]:

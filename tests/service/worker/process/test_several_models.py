@@ -22,6 +22,8 @@ from tests.service.builders import Queue, WorkerThread, expected_tokens
 from tests.service.fake_model import BOS_ID, EOS_ID, VOCAB_SIZE, StepGate, byte_tokenizer
 from tests.service.fake_model import fake_model as load_fake
 
+pytestmark = pytest.mark.usefixtures("frozen_again")
+
 NAMES = ("small", "middle", "large")
 RULES = Rules(stay_seconds=5.0, wait_seconds=10.0)
 #: Enough for all: to drop one costs a collection of all garbage.
