@@ -12,6 +12,7 @@
 // a state are independent of each other: a unit of work is a few columns of one head of one row.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <utility>
 
@@ -62,12 +63,15 @@ inline void read_factors(const QuireRecurrence& of, int64_t token, int64_t head,
     key_factor = 1.0f / std::sqrt(sum_of_squares(of.key_dim, Floats{key}) + of.epsilon);
     query_factor /= std::sqrt(sum_of_squares(of.key_dim, Floats{query}) + of.epsilon);
   }
-  for (int64_t k = 0; k < of.key_dim; k++) {
-    to.decays[k] = decay[k * of.decay_strides[2]];
-    to.keys[k] = key[k] * key_factor;
-    to.queries[k] = query[k] * query_factor;
-    to.decayed_keys[k] = to.decays[k] * to.keys[k];
-  }
+  // Loops apart, so that the compiler vectorizes them.
+  if (of.decay_strides[2] == 0)
+    std::fill_n(to.decays, of.key_dim, *decay);
+  else
+    for (int64_t k = 0; k < of.key_dim; k++) to.decays[k] = decay[k * of.decay_strides[2]];
+  for (int64_t k = 0; k < of.key_dim; k++) to.keys[k] = key[k] * key_factor;
+  for (int64_t k = 0; k < of.key_dim; k++) to.queries[k] = query[k] * query_factor;
+  if (!of.corrects) return;
+  for (int64_t k = 0; k < of.key_dim; k++) to.decayed_keys[k] = to.decays[k] * to.keys[k];
 }
 
 // Registers of adjacent columns, or, in one register, the last `count` columns of a head.
