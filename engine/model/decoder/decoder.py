@@ -20,6 +20,7 @@ from engine.model.decoder.decoder_weights import (
     Linear,
 )
 from engine.model.device.kv_pool import KVPool
+from engine.model.kernels.recurrent import recurrent_kernels
 from engine.model.wide.mixers import functions, gated_delta_net, mamba2
 from engine.model.wide.mixers.layer_state import LayerState
 from engine.model.wide.mixers.mamba2 import StateSpace
@@ -68,6 +69,12 @@ class Decoder:
         self._weights = weights
         device = weights.embedding.device
         self._frequencies = [one.inverse_frequencies.to(device) for one in config.rotaries]
+        # The same as on the wide path. In float16 this form serves where there is a compiler, too.
+        self._kernels = recurrent_kernels(device) if config.state_shapes else None
+        #: Part of the engine's fingerprint; None if it has no kernels of ours.
+        self.build: str | None = None
+        if self._kernels is not None:
+            self.name, self.build = f"{self.name}-{self._kernels.name}", self._kernels.build
 
     def forward(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
         factor = self.config.residual_multiplier
@@ -122,7 +129,7 @@ class Decoder:
         else:
             rows, states = inputs.recurrent, kv_pool.states
             assert rows is not None and states is not None, "the pool is made for this model"
-            state = LayerState(states.layer(self._places[index]), rows)
+            state = LayerState(states.layer(self._places[index]), rows, self._kernels)
             mixed = self._recur(self._weights.layers[index], projected, state)
         return self._linear(index, "output", mixed, inputs)
 

@@ -349,9 +349,10 @@ def _facts(
     now: Callable[[], float] | None,
 ) -> ConfigFacts:
     path = [chosen.weights_fingerprint, chosen.model.name, chosen.backend.name, chosen.device.type]
-    if isinstance(chosen.model, NativeDecoder | TransformersModel) and chosen.model.build:
+    model = chosen.model
+    if isinstance(model, Decoder | NativeDecoder | TransformersModel) and model.build:
         # Kernels from other sources or compilers may round differently.
-        path.append(chosen.model.build)
+        path.append(model.build)
     if chosen.multiple > 1:
         path.append(f"multiples-of-{chosen.multiple}")
     if graphs is not None:

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 from engine.errors import ModelRefused
 from engine.model.checks.own_attention import relative_errors
 from engine.model.checks.probe import probe
-from engine.model.decoder import families
+from engine.model.decoder import decoder, families
 from engine.model.decoder.decoder import Decoder
 from engine.model.decoder.decoder_config import NotSupported
 from engine.model.decoder.native_decoder import NativeDecoder
@@ -57,6 +57,19 @@ def test_the_torch_form_generates_what_transformers_generates(tmp_path):
     folder = save_model(FAMILIES["qwen3, experts"], tmp_path)
     runner = make_runner(folder, model_path="fast", attention_backend="cpu")
     assert isinstance(runner.model, Decoder)
+    found = generate(runner, requests_of(), max_num_batched_tokens=23).tokens
+    assert found == Oracle(folder).alone()
+
+
+@pytest.mark.parametrize("has_kernels", [True, False])
+def test_the_torch_form_updates_states_by_kernels_where_there_are_any(
+    has_kernels, tmp_path, monkeypatch
+):
+    if not has_kernels:
+        monkeypatch.setattr(decoder, "recurrent_kernels", lambda device: None)
+    folder = save_model(FAMILIES["qwen3.5"], tmp_path)
+    runner = make_runner(folder, model_path="fast", attention_backend="cpu")
+    assert runner.model.name.removeprefix("decoder-torch").startswith("-recurrent") == has_kernels
     found = generate(runner, requests_of(), max_num_batched_tokens=23).tokens
     assert found == Oracle(folder).alone()
 
