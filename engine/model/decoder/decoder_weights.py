@@ -356,8 +356,16 @@ def _check_shapes(config: DecoderConfig, weights: DecoderWeights) -> None:
                 raise NotSupported("its gates have a bias")
         if layer.experts is not None:
             found["router"] = layer.experts.router.weight, (len(layer.experts.down), hidden)
-        for name, (tensor, shape) in found.items():
-            if tensor is not None and tuple(tensor.shape) != shape:
-                raise NotSupported(f"its {name} is {tuple(tensor.shape)} instead of {shape}")
+        _compare(found)
         if (layer.query_norm is None) != (layer.key_norm is None):
             raise NotSupported("it norms only one of queries and keys")
+
+
+def _compare(found: _Shapes) -> None:
+    for name, (tensor, shape) in found.items():
+        if tensor is None:
+            continue
+        if tuple(tensor.shape) != shape:
+            raise NotSupported(f"its {name} is {tuple(tensor.shape)} instead of {shape}")
+        if not tensor.numel():
+            raise NotSupported(f"its {name} is empty")

@@ -33,6 +33,17 @@ ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "g
 #: The types of layers that have a state instead of attention, by their names in a config.
 RECURRENT = frozenset({"conv", "linear_attention"})
 
+#: The fields with the sizes of a recurrence, in the order of `Recurrence`. The activation of the
+#: gates is also that of the convolutions before these, for which the kernels have SiLU alone.
+RECURRENCES: Mapping[Mixer, Sequence[str]] = {
+    "state_space": ("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head"),
+    "delta_net": (
+        "linear_num_value_heads",
+        "linear_num_key_heads",
+        "linear_key_head_dim",
+        "linear_value_head_dim",
+    ),
+}
 #: The fields with the number of a convolution's taps.
 TAPS = ("conv_L_cache", "linear_conv_kernel_dim", "mamba_d_conv")
 
@@ -212,7 +223,7 @@ def _checked_fields(config: PreTrainedConfig) -> dict[str, Any]:
         raise NotSupported("its weights are quantized")
     fields = {name: value for name, value in values.items() if name in own}
     name, activation = _activation_of(fields)
-    if activation not in ACTIVATIONS or ("mamba_d_conv" in fields and activation != "silu"):
+    if activation not in ACTIVATIONS:
         raise NotSupported(f"its config has {name} = {activation!r}")
     return fields
 
@@ -247,21 +258,13 @@ def _mixers(served: TransformersModel, fields: Mapping[str, Any]) -> tuple[Mixer
 
 
 def _recurrence(mixers: Sequence[Mixer], fields: Mapping[str, Any]) -> Recurrence | None:
-    if "state_space" in mixers:
-        return Recurrence(
-            num_heads=fields["mamba_n_heads"],
-            num_key_heads=fields["mamba_n_groups"],
-            key_dim=fields["mamba_d_state"],
-            value_dim=fields["mamba_d_head"],
-        )
-    if "delta_net" not in mixers:
-        return None
-    return Recurrence(
-        num_heads=fields["linear_num_value_heads"],
-        num_key_heads=fields["linear_num_key_heads"],
-        key_dim=fields["linear_key_head_dim"],
-        value_dim=fields["linear_value_head_dim"],
-    )
+    for mixer, names in RECURRENCES.items():
+        if mixer in mixers:
+            name, activation = _activation_of(fields)
+            if activation != "silu":
+                raise NotSupported(f"its config has {name} = {activation!r}, also for convolutions")
+            return Recurrence(*(fields[size] for size in names))
+    return None
 
 
 def _intermediate_size(served: TransformersModel, fields: Mapping[str, Any]) -> int:

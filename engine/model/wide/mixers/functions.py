@@ -42,10 +42,7 @@ def softplus(numbers: torch.Tensor) -> torch.Tensor:
 
 def activation(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
     """The activation that a config names."""
-    if name in ("silu", "swish"):
-        return silu
-    found: Callable[[torch.Tensor], torch.Tensor] = ACT2FN[name]
-    return found
+    return activation_of(ACT2FN[name])
 
 
 def activation_of(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:

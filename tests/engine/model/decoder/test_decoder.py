@@ -28,6 +28,7 @@ from tests.engine.model.builders import (
     CONFIGS,
     PROMPTS,
     Oracle,
+    check_generated,
     generate,
     make_runner,
     requests_of,
@@ -87,7 +88,7 @@ def test_in_float32_every_form_has_the_logits_of_the_wide_path(family, tmp_path)
     )
     # A delta net norms outputs that are nearly zero: embeddings that differ by 1e-7 move a token of
     # this model by 4e-5.
-    most = 1e-4 if family.startswith("qwen3.5") else 2e-5
+    most = 1e-4 if "delta_net" in read_config(forms.wide).mixers else 2e-5
     for found in others:
         assert float(errors(found, exact).max()) < most
 
@@ -122,12 +123,45 @@ def served(config: PreTrainedConfig, folder, **options) -> TransformersModel:
     return probe(loaded.model, max_model_len=loaded.max_model_len)
 
 
+def changed(family: str, **fields) -> PreTrainedConfig:
+    config = FAMILIES[family]
+    return type(config).from_dict(config.to_dict() | fields)
+
+
+#: With a state, and what only the wide path computes: in the first two another activation than SiLU
+#: after the convolutions.
+LEFT = {
+    "delta nets": changed("qwen3.5", hidden_act="gelu_pytorch_tanh"),
+    "state spaces": changed("granite 4", hidden_act="gelu_pytorch_tanh"),
+    "empty MLP": changed("granite 4, experts", shared_intermediate_size=0),
+}
+
+
+@pytest.mark.parametrize("kind", LEFT)
+def test_what_is_left_to_the_wide_path_generates_what_transformers_generates(kind, tmp_path):
+    folder = save_model(LEFT[kind], tmp_path)
+    runner = make_runner(folder)
+    assert isinstance(runner.model, TransformersModel)
+    check_generated(runner, Oracle(folder).alone())
+
+
+def test_another_activation_is_computed_where_no_layer_has_a_state(tmp_path):
+    config = changed("granite 4, attention only", hidden_act="gelu_pytorch_tanh")
+    folder = save_model(config, tmp_path)
+    runner = make_runner(folder)
+    assert isinstance(runner.model, NativeDecoder)
+    check_generated(runner, Oracle(folder).alone())
+
+
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
         (CONFIGS["gpt2"], "the model type gpt2 is not supported"),
         (transformers.LlamaConfig(**_GROUPED, mlp_bias=True), "mlp_bias = True"),
         (transformers.LlamaConfig(**_GROUPED, hidden_act="gelu"), "hidden_act = 'gelu'"),
+        (LEFT["delta nets"], "'gelu_pytorch_tanh', also for convolutions"),
+        (LEFT["state spaces"], "'gelu_pytorch_tanh', also for convolutions"),
+        (LEFT["empty MLP"], "its gate_up is empty"),
         (
             transformers.LlamaConfig(
                 **_GROUPED,
@@ -136,7 +170,7 @@ def served(config: PreTrainedConfig, folder, **options) -> TransformersModel:
             "rotary embedding has the type 'dynamic'",
         ),
     ],
-    ids=["family", "bias", "activation", "rotary"],
+    ids=["family", "bias", "activation", *LEFT, "rotary"],
 )
 def test_what_is_not_understood_is_left_to_the_wide_path_with_one_sentence(
     config, reason, tmp_path, caplog

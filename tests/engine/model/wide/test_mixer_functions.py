@@ -44,6 +44,8 @@ def test_the_functions_of_torch_are_not_used_because_they_differ():
 
 def test_an_activation_is_found_by_its_name_and_by_its_module():
     assert [activation_of(ACT2FN[name]) for name in ("silu", "swish")] == [silu, silu]
-    assert activation_of(ACT2FN["gelu_pytorch_tanh"]) is gelu_tanh
+    assert (
+        activation_of(ACT2FN["gelu_pytorch_tanh"]) is gelu_tanh is activation("gelu_pytorch_tanh")
+    )
     assert activation("silu") is activation("swish") is silu
     assert torch.equal(activation("relu")(torch.tensor([-1.0, 2.0])), torch.tensor([0.0, 2.0]))
