@@ -11,9 +11,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from engine.model.decoder.native_decoder import NativeDecoder
 from quire.transport.local_redis import URL_VARIABLE, LocalRedis
 from quire.wire.adapters import adapter_of
 from service.worker.settings.config import EMBEDDED_MODEL
+from tests.chaos import hybrid
 from tests.chaos.adapters import NAMES, SCALE, lay_out
 from tests.chaos.append_only import cut, read_command
 from tests.chaos.audit import log_violations
@@ -42,6 +44,7 @@ from tests.chaos.sinks.laws import (
 )
 from tests.chaos.sinks.schedules import draw_batch
 from tests.engine.model.adapted import merged
+from tests.engine.model.builders import make_runner
 
 #: Between them every fault there is.
 SMOKE_SEEDS = (90, 661, 690)
@@ -232,3 +235,10 @@ def test_a_command_that_is_cut_off_is_not_read():
 def _command(*words: bytes) -> bytes:
     parts = b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
     return b"*%d\r\n%s" % (len(words), parts)
+
+
+def test_plays_with_the_hybrid_model_are_plays_of_the_compiled_form(tmp_path):
+    folder, adapters = hybrid.save(tmp_path), tmp_path / "adapters"
+    lay_out(adapters, model=folder)
+    runner = make_runner(folder, adapters={name: adapters / name for name in NAMES})
+    assert isinstance(runner.model, NativeDecoder)
