@@ -25,6 +25,12 @@ class SchedulerStats:
     decode_tokens: int = 0
     drafted_tokens: int = 0
 
+    def note_step(self, step: "StepStats") -> None:
+        """Count the tokens of a step."""
+        self.prefill_tokens += step.num_prefill_tokens
+        self.decode_tokens += step.num_decode_tokens
+        self.drafted_tokens += step.num_drafted_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class StepStats:

@@ -142,9 +142,7 @@ class Scheduler:
 
     def note_step(self, stats: StepStats) -> None:
         """Count a computed step, and learn from it what it costs to compute tokens again."""
-        self.stats.prefill_tokens += stats.num_prefill_tokens
-        self.stats.decode_tokens += stats.num_decode_tokens
-        self.stats.drafted_tokens += stats.num_drafted_tokens
+        self.stats.note_step(stats)
         self._preemption.cost.note_step(
             num_prefill_tokens=stats.num_prefill_tokens,
             num_tokens=stats.num_tokens,
@@ -333,6 +331,7 @@ class Scheduler:
         and in `_take_run`, both after the batch was planned and before the next one is.
         """
         self._last_advance = batch.step
+        self._pictures.end_step(batch)
         for request in self.running.decodes.advance() if len(batch.decodes) else ():
             self.running.expect_end(request)
         for row, request in zip(batch.catch_up_rows, batch.catch_up_requests, strict=True):

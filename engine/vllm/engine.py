@@ -332,8 +332,6 @@ class VllmEngine:
         if not done.num_decode_tokens:
             kind = "prefill"
         self._steps += 1
-        self._stats.prefill_tokens += done.num_prefill_tokens
-        self._stats.decode_tokens += done.num_decode_tokens
         self._last_step = StepStats(
             kind=kind,
             num_rows=done.num_rows,
@@ -342,3 +340,4 @@ class VllmEngine:
             num_decode_tokens=done.num_decode_tokens,
             seconds=seconds,
         )
+        self._stats.note_step(self._last_step)

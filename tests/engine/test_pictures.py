@@ -7,6 +7,7 @@ import pytest
 from engine.errors import RequestRejected
 from engine.fake_runner import fake_generation
 from engine.picture import Picture, content_between, pictures_between
+from engine.scheduling.scheduler import Scheduler
 from tests.engine.builders import Machine, make_config, make_request
 
 #: Eight placeholders between five and four tokens of text; a block holds four tokens.
@@ -86,6 +87,7 @@ def test_a_request_taken_over_goes_on_with_its_pictures():
 
 
 NAMES = ("cat", "dog", "cow", "pig")
+MORE_NAMES = (*NAMES, "hen", "fox", "bee")
 
 
 def pictures_of(batch) -> list[str]:
@@ -95,16 +97,27 @@ def pictures_of(batch) -> list[str]:
         for row in batch.rows
         for picture in pictures_between(row.pictures, row.start, row.end)
     ]
-    return [name for name in NAMES if make_picture(name).digest in found]
+    return [name for name in MORE_NAMES if make_picture(name).digest in found]
+
+
+def pictured_requests(*names: str, **others) -> list:
+    """Each with a picture of eight tokens at its beginning."""
+    prompt = [9] * 8 + [6, 7]
+    return [
+        make_request(name, prompt=prompt, pictures=(make_picture(name, start=0),), **others)
+        for name in names
+    ]
+
+
+#: In a step, each row has half of a picture, and three pictures are longer than the step.
+HALVES = {"reads_pictures": True, "max_num_batched_tokens": 20, "long_prefill_token_threshold": 4}
 
 
 def test_a_step_begins_another_picture_only_while_those_it_has_begun_are_shorter_than_its_tokens():
     """Each has eight tokens, in two rows; three of them are longer than a step."""
-    machine = machine_of(max_num_batched_tokens=20, long_prefill_token_threshold=4)
-    prompt = [9] * 8 + [6, 7]
-    for name in NAMES:
-        picture = make_picture(name, start=0)
-        machine.add(make_request(name, prompt=prompt, pictures=(picture,)))
+    machine = Machine(make_config(**HALVES))
+    requests = pictured_requests(*NAMES)
+    machine.add(*requests)
     machine.run()
     assert [pictures_of(batch) for batch in machine.batches[:4]] == [
         ["cat", "dog", "cow"],
@@ -112,8 +125,52 @@ def test_a_step_begins_another_picture_only_while_those_it_has_begun_are_shorter
         ["pig"],
         [],
     ]
-    for name in NAMES:
-        assert machine.tokens(name) == expected(make_picture(name, start=0), prompt=prompt)
+    for request in requests:
+        tokens = expected(*request.pictures, prompt=request.prompt_token_ids)
+        assert machine.tokens(request.request_id) == tokens
+
+
+def test_what_a_step_that_failed_was_to_encode_is_not_free_when_it_is_planned_again():
+    scheduler = Scheduler(make_config(**HALVES))
+    for request in pictured_requests(*MORE_NAMES):
+        scheduler.add(request)
+    for _ in range(3):
+        assert pictures_of(scheduler.schedule(now=0.0)) == ["cat", "dog", "cow"]
+
+
+def test_what_a_step_that_failed_ahead_was_to_encode_is_not_free_either():
+    machine = Machine(make_config(**HALVES), runs_ahead=True)
+    machine.add(*pictured_requests(*MORE_NAMES))
+    failed = []
+
+    def fail_once(batch):
+        if batch.step == 2 and not failed:
+            failed.append(pictures_of(batch))
+            raise ValueError("no memory")
+        machine.batches.append(batch)
+
+    machine.runner._before_run = fail_once
+    machine.step()
+    machine.step()
+    assert failed == [["cat", "dog", "cow", "pig", "hen", "fox"]]
+    assert [pictures_of(batch) for batch in machine.batches[:2]] == [["cat", "dog", "cow"]] * 2
+    machine.run()
+
+
+def test_the_picture_of_a_row_that_failed_is_not_free_in_the_next_step():
+    machine = Machine(make_config(**HALVES | {"long_prefill_token_threshold": 2}))
+    first, *others = pictured_requests(*MORE_NAMES)
+    machine.add(first, *others)
+    machine.runner.script.failing_request_ids = {"cat"}
+    machine.step()
+    assert first.is_finished
+    machine.runner.script.failing_request_ids = set()
+    # Another one with that picture comes in before all that wait.
+    (again,) = pictured_requests("cat", arrival=-1.0)
+    machine.add(again)
+    machine.step()
+    assert pictures_of(machine.batches[-1]) == ["cat", "dog", "cow", "pig", "hen"]
+    machine.run()
 
 
 def test_requests_with_the_same_picture_compute_with_it_together():
