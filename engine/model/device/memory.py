@@ -42,7 +42,8 @@ def release_memory(device: torch.device | str) -> None:
     with contextlib.suppress(AttributeError):  # Only the C library of GNU has it.
         # What was fused and packed leaves free memory behind, which the library would keep.
         ctypes.CDLL(None).malloc_trim(0)
-    if torch.device(device).type == "cuda":
+    # By its name: torch does not know every device of vLLM.
+    if str(device).startswith("cuda"):
         # Memory in torch's cache would otherwise count as used.
         torch.cuda.empty_cache()
 

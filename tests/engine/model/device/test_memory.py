@@ -52,3 +52,16 @@ def test_a_system_that_says_nothing_wants_to_be_told(tmp_path, monkeypatch):
     point_at(monkeypatch, meminfo=tmp_path / "none", cgroup=tmp_path / "none")
     with pytest.raises(ModelRefused, match="does not report how much memory is free"):
         memory.free_memory_bytes(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("device", "on_cuda"),
+    [("cuda", 1), ("cuda:1", 1), (torch.device("cuda"), 1), ("cpu", 0), ("a name of vLLM's", 0)],
+)
+def test_only_cuda_has_memory_in_a_cache_of_torch_whatever_other_devices_there_are(
+    device, on_cuda, monkeypatch
+):
+    emptied = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(device))
+    memory.release_memory(device)
+    assert len(emptied) == on_cuda
