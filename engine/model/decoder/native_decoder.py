@@ -8,7 +8,8 @@ same logits, bit for bit.
 import ctypes
 import math
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from engine.model.decoder.decoder_config import Activation, DecoderConfig, Exper
 from engine.model.decoder.decoder_weights import DecoderWeights, ExpertWeights, LayerWeights
 from engine.model.decoder.native_adapters import PackedAdapters
 from engine.model.decoder.native_mixers import recurrent_mixer, taps_of
-from engine.model.decoder.native_weights import PackedWeights
+from engine.model.decoder.native_weights import FLOAT32_DIGITS, PackedWeights
 from engine.model.decoder.projections import projections_of
 from engine.model.device.kv_pool import KVPool
 from engine.model.device.slabs import ALIGNMENT
@@ -107,15 +108,12 @@ class NativeDecoder(Chooser):
         #: None if it is packed; a token's embedding is then read from its panel, or from the strips
         #: of the head, if that has the same weights.
         self.embedding, embedding = self._packed.embedding(weights)
-        model = self._model(config, weights, embedding)
+        self._model = self._model_of(config, weights, embedding)
         self._packed.close()
         self.name = f"decoder-{variant.name}{self._packed.form}"
         #: Whether it multiplies weights that are quantized.
         self.is_quantized = bool(self._packed.form)
-        handle = self._library.quire_create(model)
-        if handle is None:
-            raise MemoryError("not enough memory for a decoder")
-        self._handle = ctypes.c_void_p(handle)
+        self._handle = self._create()
         weakref.finalize(self, self._library.quire_destroy, self._handle)
 
     def forward(self, inputs: StepInputs, kv_pool: KVPool) -> torch.Tensor:
@@ -123,6 +121,23 @@ class NativeDecoder(Chooser):
         logits = self._logits.borrow(len(inputs.logit_rows), self._head_outputs)
         self._step(inputs, kv_pool, logits=logits.data_ptr())
         return logits
+
+    @contextmanager
+    def precise_inputs(self) -> Iterator[None]:
+        """Give inputs of quantized weights the precision of float32; for the check at load."""
+        linears, served = self._linears(), self._handle
+        digits = [linear.digits for linear in linears]
+        try:
+            for linear in linears:
+                linear.digits = FLOAT32_DIGITS
+            self._handle = self._create()
+            yield
+        finally:
+            for linear, own in zip(linears, digits, strict=True):
+                linear.digits = own
+            if self._handle is not served:
+                self._library.quire_destroy(self._handle)
+            self._handle = served
 
     def free_logits(self) -> None:
         """Free the buffer of the logits, which checks need larger than serving."""
@@ -209,7 +224,22 @@ class NativeDecoder(Chooser):
             self._pool = weakref.ref(kv_pool)
         return self._pointers
 
-    def _model(
+    def _create(self) -> ctypes.c_void_p:
+        """A decoder of the library. MemoryError."""
+        handle = self._library.quire_create(self._model)
+        if handle is None:
+            raise MemoryError("not enough memory for a decoder")
+        return ctypes.c_void_p(handle)
+
+    def _linears(self) -> list[LinearStruct]:
+        """The layers whose weights may be quantized; experts' are not."""
+        linears = [self._model.head]
+        for layer in self._layers:
+            linears += [layer.projection, layer.output, layer.gate_up, layer.down]
+            linears += [layer.experts.contents.router] if layer.experts else []
+        return linears
+
+    def _model_of(
         self, config: DecoderConfig, weights: DecoderWeights, embedding: LinearStruct
     ) -> ModelStruct:
         linear, cubic = GATES[config.activation]

@@ -19,8 +19,13 @@ from engine.model.decoder.native_decoder import NativeDecoder
 from engine.model.decoder.read_config import read_config
 from engine.model.device.weight_files import WeightFiles
 from engine.model.kernels.build import VARIANTS, best_variant
-from engine.model.load import fast_path
-from engine.model.load.fast_path import WrongLogits, check_against
+from engine.model.load.fast_path import (
+    INTEGER_TOLERANCES,
+    TOLERANCES,
+    WrongLogits,
+    _compare,
+    check_against,
+)
 from engine.model.wide import gguf_blocks
 from engine.model.wide.gguf_blocks import KINDS, StoredBlocks
 from engine.model.wide.loader import load_model
@@ -47,6 +52,8 @@ FILES = {
     "mixed": ("qwen2", Type.Q4_0, MIXED),
     "nested": ("gemma3", Type.Q4_K, K_QUANTS),
 }
+#: Inputs that share a scale (kernels/digit_rows.h), and the factor of one of them.
+GROUP, OUTLIER = 32, 8.0
 PROMPTS = [make_prompt(100, salt=1), make_prompt(40, salt=2), make_prompt(7, salt=3)]
 ALONE = [[100, 0, 0], [0, 40, 0], [0, 0, 7]]
 CHUNKED = [[90, 33, 0], [7, 1, 6], [1, 1, 1], [1, 1, 0], [1, 4, 0]]
@@ -122,20 +129,43 @@ def test_logits_are_as_close_to_the_exact_ones_as_those_of_dequantized_weights(
     assert float(errors[0].median()) < 3 * float(errors[1].median())
 
 
-@pytest.mark.parametrize(
-    ("median", "keeps", "is_refused"),
-    [(0.15, True, False), (0.3, True, True), (0.15, False, True), (float("nan"), True, True)],
-)
-def test_inputs_of_8_bits_may_round_more_than_bfloat16(
-    median, keeps, is_refused, file_of, monkeypatch
-):
-    """Larger random models differ by 0.15 (see INTEGER_TOLERANCES); such a one takes minutes."""
-    subject = Subject(file_of("untied"), "bfloat16")
-    native = subject.native(stored=None if keeps else {})
-    found = torch.ones(3, 8), torch.full((3,), median)
-    monkeypatch.setattr(fast_path, "_compare", lambda *_, **__: found)
-    with pytest.raises(WrongLogits) if is_refused else nullcontext():
+def errors_of(wide, native) -> list[float]:
+    """The median errors that the check at load finds: as served, and with precise inputs."""
+    expected, served = _compare(wide, native, 16, (), is_own=True)
+    with native.precise_inputs():
+        _, precise = _compare(wide, native, 16, (), expected=expected)
+    _, again = _compare(wide, native, 16, (), expected=expected)
+    assert torch.equal(again, served)
+    return [float(errors.median()) for errors in (served, precise)]
+
+
+def test_inputs_of_8_bits_may_round_more_than_bfloat16(tmp_path, monkeypatch):
+    """Inputs with one large value in each group lose the others' digits."""
+    model = tiny_model("llama")
+    with torch.no_grad():
+        for norm in (one for one in model.parameters() if one.dim() == 1):
+            norm[::GROUP] *= OUTLIER
+    subject = Subject(write_gguf(model, tmp_path / "m.gguf", kind=Type.Q4_0), "bfloat16")
+    native = subject.native()
+    served, precise = errors_of(subject.wide, native)
+    assert precise < TOLERANCES[torch.bfloat16] < served < INTEGER_TOLERANCES[torch.bfloat16]
+    check_against(subject.wide, native, block_size=16)
+    # The precision is what makes it accepted.
+    monkeypatch.setattr(NativeDecoder, "precise_inputs", lambda _: nullcontext())
+    with pytest.raises(WrongLogits):
         check_against(subject.wide, native, block_size=16)
+
+
+def test_a_wrong_computation_does_not_pass_for_rounded_inputs(file_of):
+    subject = Subject(file_of("nested"), "bfloat16")
+    right = subject.config
+    subject.config = replace(right, scaling=1.5 * right.scaling)
+    wrong = subject.native()
+    served, precise = errors_of(subject.wide, wrong)
+    assert TOLERANCES[torch.bfloat16] < min(served, precise)
+    assert served < INTEGER_TOLERANCES[torch.bfloat16]
+    with pytest.raises(WrongLogits):
+        check_against(subject.wide, wrong, block_size=16)
 
 
 def test_digits_are_those_of_inputs_before_they_are_rounded(file_of, monkeypatch):
