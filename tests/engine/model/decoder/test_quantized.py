@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
+from transformers import LlamaConfig
 
 from engine.errors import ModelRefused
 from engine.model.checks.probe import probe
@@ -33,7 +34,7 @@ from engine.model.wide.stored_layers import dequantize
 from tests.engine.model.builders import generate, make_prompt, make_runner, requests_of
 from tests.engine.model.decoder.test_kernels import runnable
 from tests.engine.model.decoders import run_steps
-from tests.engine.model.gguf_files import tiny_model, write_gguf
+from tests.engine.model.gguf_files import CONFIGS, END, TOKENS, tiny_model, write_gguf
 
 DTYPES = ("float32", "bfloat16")
 #: Types of the matrices of one file: parts of fused ones differ, and some are not quantized.
@@ -53,7 +54,17 @@ FILES = {
     "nested": ("gemma3", Type.Q4_K, K_QUANTS),
 }
 #: Inputs that share a scale (kernels/digit_rows.h), and the factor of one of them.
-GROUP, OUTLIER = 32, 8.0
+GROUP, OUTLIER = 32, 2.0
+#: Enough random layers to amplify what their inputs are rounded by.
+DEEP = {
+    "num_hidden_layers": 12,
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.1,
+}
 PROMPTS = [make_prompt(100, salt=1), make_prompt(40, salt=2), make_prompt(7, salt=3)]
 ALONE = [[100, 0, 0], [0, 40, 0], [0, 0, 7]]
 CHUNKED = [[90, 33, 0], [7, 1, 6], [1, 1, 1], [1, 1, 0], [1, 4, 0]]
@@ -141,7 +152,9 @@ def errors_of(wide, native) -> list[float]:
 
 def test_inputs_of_8_bits_may_round_more_than_bfloat16(tmp_path, monkeypatch):
     """Inputs with one large value in each group lose the others' digits."""
-    model = tiny_model("llama")
+    config = LlamaConfig(**DEEP, vocab_size=len(TOKENS), eos_token_id=END, bos_token_id=1)
+    monkeypatch.setitem(CONFIGS, "deep", config)
+    model = tiny_model("deep")
     with torch.no_grad():
         for norm in (one for one in model.parameters() if one.dim() == 1):
             norm[::GROUP] *= OUTLIER
