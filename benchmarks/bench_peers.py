@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common.arguments import names_of
-from benchmarks.common.cases import FLOAT_CASES, HYBRID_CASES, QUANTIZED_CASES, Case
+from benchmarks.common.cases import CASES, Case
 from benchmarks.common.figures import Figures, commit, figures_of, machine
 from benchmarks.common.floor import measure_limits
 from benchmarks.common.judge import judge
@@ -44,7 +44,6 @@ from benchmarks.peers.register import OURS, PEERS, PEERS_FOLDER, Peer
 from quire.cli.usage import positive
 
 RUNS_FOLDER = PEERS_FOLDER / "runs"
-CASES = (*FLOAT_CASES, *HYBRID_CASES, *QUANTIZED_CASES)
 DEFAULT_CASES = CASES[:3]
 #: The shape whose products measure the machine, for a model whose floor is not known.
 OTHER_SHAPE = "SMALL"

@@ -31,6 +31,7 @@ QUANTIZED_CASES = (
     "ONE-B-Q8_0",
     "ONE-B-Q4_K_M",
 )
+CASES = (*FLOAT_CASES, *HYBRID_CASES, *QUANTIZED_CASES)
 #: The cases whose files are not written here, by the names of `models.fetch`.
 FETCHED = {"GEMMA-Q4_K_M": "gemma3", "SMOLLM2-Q4_1": "smollm2"}
 #: Models by the shape that they share, if it has another name.

@@ -10,8 +10,11 @@ _FOLDER = Path(__file__).resolve().parents[1] / "results"
 COMMITTED = tuple(
     _FOLDER / name for name in ("peers.json", "peers-amx.json", "peers-small-cache.json")
 )
-#: The same for files with quantized weights, which have other peers.
+#: The same for hybrid models, and for files with quantized weights, which have other peers.
+HYBRID = _FOLDER / "peers-hybrid.json"
 QUANTIZED = _FOLDER / "peers-quantized.json"
+#: In the order of the tables.
+FILES = (*COMMITTED, HYBRID, QUANTIZED)
 
 
 def read_cells(path: Path) -> dict[str, dict[str, dict[str, Any]]]:

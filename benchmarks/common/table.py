@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.cases import FLOAT_CASES, QUANTIZED_CASES
-from benchmarks.common.results import COMMITTED, QUANTIZED, read_cells
+from benchmarks.common.cases import CASES
+from benchmarks.common.results import FILES, read_cells
 from benchmarks.peers.register import OURS_DEQUANTIZED, PEERS, ROOT
 
 PAGE = ROOT / "docs" / "explanation" / "benchmarks.md"
@@ -24,7 +24,6 @@ METRICS = {
     "W3": ("output_tokens_per_second", "tok/s", "ratio"),
     "W4": ("output_tokens_per_second", "tok/s", "ratio"),
 }
-CASES = (*FLOAT_CASES, *QUANTIZED_CASES)
 
 Cells = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
@@ -99,7 +98,7 @@ def _row(cells: list[str]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help=f"change {PAGE.name}")
-    parser.add_argument("--results", type=Path, nargs="+", default=[*COMMITTED, QUANTIZED])
+    parser.add_argument("--results", type=Path, nargs="+", default=FILES)
     arguments = parser.parse_args()
     content = sections(arguments.results)
     if arguments.write:

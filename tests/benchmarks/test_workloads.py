@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.bench_peers import CASES, Measurement
-from benchmarks.common.cases import Case
+from benchmarks.bench_peers import Measurement
+from benchmarks.common.cases import CASES, Case
 from benchmarks.common.workloads import NAMES, SHARED_PREFIX_TOKENS, make_workload
 
 
