@@ -87,7 +87,7 @@ LONG_GRANITE_4 = transformers.GraniteMoeHybridConfig(
     **(
         _GROUPED
         | {"max_position_embeddings": 1024, "num_hidden_layers": 3}
-        | {"hidden_size": 72, "num_attention_heads": 6}
+        | {"hidden_size": 80, "num_attention_heads": 5, "num_key_value_heads": 1}
     ),
     num_local_experts=0,
     shared_intermediate_size=50,
