@@ -8,6 +8,7 @@ ignored silently.
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from torch import nn
@@ -88,24 +89,13 @@ _READ = frozenset(
         "block_ffn_dim_multiplier",
         "block_auto_adjust_ff_dim",
         "conv_bias",
-        "conv_L_cache",
         "full_attn_idxs",
-        "linear_conv_kernel_dim",
-        "mamba_n_heads",
-        "mamba_n_groups",
-        "mamba_d_state",
-        "mamba_d_head",
-        "mamba_d_conv",
         "mamba_expand",
         "mamba_chunk_size",
         "mamba_conv_bias",
         "mamba_proj_bias",
         "position_embedding_type",
         "shared_intermediate_size",
-        "linear_key_head_dim",
-        "linear_value_head_dim",
-        "linear_num_key_heads",
-        "linear_num_value_heads",
         # The tensors show which layers have experts.
         "num_local_experts",
         "num_experts",
@@ -116,6 +106,8 @@ _READ = frozenset(
         "mlp_only_layers",
         "swiglu_alpha",
         "swiglu_limit",
+        *TAPS,
+        *chain.from_iterable(RECURRENCES.values()),
     }
 )
 #: Fields with the only value that `DecoderConfig` can describe.

@@ -35,46 +35,37 @@ PROMPTS = [LONG, make_prompt(40, salt=2), make_prompt(7, salt=3)]
 ALONE = [[600, 0, 0], [0, 40, 0], [0, 0, 7]]
 CHUNKED = [[590, 33, 0], [7, 1, 6], [1, 1, 1], [1, 1, 0], [1, 4, 0]]
 
-LONG_LLAMA = transformers.LlamaConfig(**(_GROUPED | {"max_position_embeddings": 1024}))
-LONG_MISTRAL = transformers.MistralConfig(
-    **(_GROUPED | {"max_position_embeddings": 1024}), sliding_window=300
-)
+_LONG = _GROUPED | {"max_position_embeddings": 1024}
+#: The last strip of channels is not whole.
+_LONG_ODD = _LONG | {"hidden_size": 72, "num_attention_heads": 6, "num_hidden_layers": 3}
+LONG_LLAMA = transformers.LlamaConfig(**_LONG)
+LONG_MISTRAL = transformers.MistralConfig(**_LONG, sliding_window=300)
 LONG_GEMMA = transformers.Gemma2Config(
-    **(_GROUPED | {"max_position_embeddings": 1024}),
+    **_LONG,
     head_dim=16,
     sliding_window=300,
     attn_logit_softcapping=2.0,
     final_logit_softcapping=5.0,
 )
 LONG_MIXTURE = transformers.Qwen3MoeConfig(
-    **(_GROUPED | {"max_position_embeddings": 1024}),
+    **_LONG,
     head_dim=16,
     num_experts=19,
     num_experts_per_tok=4,
     moe_intermediate_size=24,
 )
 #: Sinks in a layer that sees everything, and in one with a window.
-LONG_GRANITE = transformers.GraniteSWAConfig(
-    **(_GROUPED | {"max_position_embeddings": 1024}), sliding_window=300, attention_multiplier=0.25
-)
+LONG_GRANITE = transformers.GraniteSWAConfig(**_LONG, sliding_window=300, attention_multiplier=0.25)
 #: Four whole strips of channels and half of one. The first and the last layer are convolutions.
 LONG_LFM2 = transformers.Lfm2Config(
-    **(
-        _GROUPED
-        | {"max_position_embeddings": 1024, "num_hidden_layers": 4}
-        | {"hidden_size": 72, "num_attention_heads": 6}
-    ),
+    **(_LONG_ODD | {"num_hidden_layers": 4}),
     head_dim=16,
     layer_types=["conv", "full_attention", "conv", "conv"],
     block_auto_adjust_ff_dim=False,
 )
 #: Columns of a state that fill registers, and some that do not; the last layer is a delta net.
 LONG_QWEN = transformers.Qwen3_5TextConfig(
-    **(
-        _GROUPED
-        | {"max_position_embeddings": 1024, "num_hidden_layers": 3}
-        | {"hidden_size": 72, "num_attention_heads": 6}
-    ),
+    **_LONG_ODD,
     head_dim=16,
     linear_num_key_heads=1,
     linear_num_value_heads=2,
@@ -84,11 +75,7 @@ LONG_QWEN = transformers.Qwen3_5TextConfig(
 )
 #: Heads of whole registers, of a part of one, and groups; the first and the last layer have states.
 LONG_GRANITE_4 = transformers.GraniteMoeHybridConfig(
-    **(
-        _GROUPED
-        | {"max_position_embeddings": 1024, "num_hidden_layers": 3}
-        | {"hidden_size": 80, "num_attention_heads": 5, "num_key_value_heads": 1}
-    ),
+    **(_LONG_ODD | {"hidden_size": 80, "num_attention_heads": 5, "num_key_value_heads": 1}),
     num_local_experts=0,
     shared_intermediate_size=50,
     attention_multiplier=0.25,
